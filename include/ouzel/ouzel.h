@@ -1,0 +1,14 @@
+// Ouzel: linear attention for CPUs. This header pulls in the whole public API.
+#pragma once
+
+#include "ouzel/context.h"
+#include "ouzel/error.h"
+#include "ouzel/feature_map.h"
+#include "ouzel/linear_attention.h"
+#include "ouzel/recurrence.h"
+#include "ouzel/retention.h"
+#include "ouzel/segments.h"
+#include "ouzel/short_conv.h"
+#include "ouzel/softmax_attention.h"
+#include "ouzel/tensor.h"
+#include "ouzel/version.h"

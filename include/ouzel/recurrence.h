@@ -1,0 +1,86 @@
+// The recurrence: the one operator behind every law of linear attention. One head keeps a state S
+// [K, V]:
+//
+//     S_t = D_t * S_{t-1} + k_t v_t^T          o_t = scale * S_t^T q_t
+//
+// Shapes: q [B, T, HQ, K], k [B, T, HK, K], v [B, T, HV, V], o [B, T, max(HQ, HV), V], states
+// [N, HV, K, V] for N sequences. HV is a multiple of HK (value head j reads key head j / (HV / HK));
+// HQ is a multiple of HV or divides it, by the same rule. Any strides with unit last stride.
+// Inputs and outputs of a call must not overlap, except that a final state may be its initial state.
+// Types: float32.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "ouzel/context.h"
+#include "ouzel/export.h"
+#include "ouzel/segments.h"
+#include "ouzel/tensor.h"
+
+namespace ouzel {
+
+// The state of one sequence, as pointers into memory that the caller owns. Rows of S are key features.
+struct SequenceState {
+  float* s = nullptr;  // [HV, K, V]
+  // What S lost to rounding, same shape (S + residue is the state), or null: S alone is the state and
+  // the long-stream bound of docs/numerics.md holds within one call only.
+  float* s_residue = nullptr;
+  float* z = nullptr;          // [HV, K], the normaliser's sum; null where the law keeps none
+  float* z_residue = nullptr;  // [HV, K] or null
+  std::int64_t position = 0;   // tokens that the state has seen
+};
+
+// The states of N sequences: N base pointers and strides (in floats) shared by all, so that batches and
+// forks need no copies. Rows of V and of z are contiguous.
+struct StateView {
+  std::span<SequenceState> sequences;
+  std::int64_t heads = 0, keys = 0, values = 0;  // HV, K (features after the map), V
+  std::int64_t head_stride = 0, key_stride = 0;  // of s and s_residue
+  std::int64_t z_head_stride = 0;
+
+  bool present() const { return heads > 0; }
+};
+
+// Views of dense arrays s [N, HV, K, V] and z [N, HV, K] (may be absent), at position 0 without
+// residue. `storage` receives the N entries and must outlive the view.
+OUZEL_EXPORT StateView state_view(const Tensor& s, const Tensor& z,
+                                  std::vector<SequenceState>& storage);
+
+enum class Form {
+  kAuto,      // by law, type, K and V alone
+  kScan,      // the fast form
+  kParallel,  // quadratic, with the T x T weights on request; no states
+};
+
+// Inputs that every law shares. Laws with gates, strengths or erase keys read the further members.
+struct RecurrenceInputs {
+  ConstTensor q, k, v;
+  StateView initial_state;             // absent: zeros
+  const Segments* segments = nullptr;  // null: each batch row is one sequence
+};
+
+struct RecurrenceOutputs {
+  Tensor o;
+  StateView final_state;  // absent: not wanted. May be the memory of the initial state
+  Tensor weights;         // [B, HV, T, T], Form::kParallel only; o = weights v
+  // For the backward pass, or null in inference: `saved_bytes` of the operator.
+  void* saved = nullptr;
+};
+
+// Upstream gradients. `final_state` holds d loss / d final state (S and z; residues are ignored).
+struct RecurrenceOutputGrads {
+  ConstTensor o;
+  StateView final_state;  // absent: zeros
+};
+
+// Gradients of activations and initial states are assigned, those of parameters are added to. An absent
+// tensor is not computed.
+struct RecurrenceInputGrads {
+  Tensor q, k, v;
+  StateView initial_state;
+};
+
+}  // namespace ouzel

@@ -1,0 +1,67 @@
+// Softmax attention, exact: o_i = sum_j softmax_j(scale q_i . k_j) v_j with an online softmax in tiles
+// (never an N x N matrix), and its backward by recomputation from the saved log-sum-exp.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "ouzel/context.h"
+#include "ouzel/export.h"
+#include "ouzel/segments.h"
+#include "ouzel/tensor.h"
+
+namespace ouzel {
+
+struct SoftmaxAttentionOptions {
+  std::optional<double> scale;  // default K^-0.5
+  bool causal = true;           // query i sees keys j <= i + q_offset
+  std::int64_t window = 0;      // w > 0: only keys with i + q_offset - j < w (w keys, itself included)
+  std::int64_t q_offset = 0;    // position of the first query among the keys
+};
+
+// q [B, TQ, HQ, K], k [B, TK, HK, K], v [B, TK, HK, V], o [B, TQ, HQ, V]; HQ is a multiple of HK, query
+// head h reads head h / (HQ / HK). float32, any strides with unit last stride. A query that sees no key
+// gives 0. Scores of -inf are weights of 0; NaN propagates.
+struct SoftmaxAttentionInputs {
+  ConstTensor q, k, v;
+  const Segments* segments = nullptr;      // of the queries; null: each batch row is one sequence
+  const Segments* key_segments = nullptr;  // of the keys; null: those of the queries
+};
+
+struct SoftmaxAttentionOutputs {
+  Tensor o;
+  Tensor lse;  // [B, TQ, HQ] log-sum-exp of the scaled scores, for the backward pass; may be absent
+};
+
+OUZEL_EXPORT void softmax_attention(Context& context, const SoftmaxAttentionOptions& options,
+                                    const SoftmaxAttentionInputs& inputs,
+                                    const SoftmaxAttentionOutputs& outputs);
+
+// Gradients are assigned; absent tensors are not computed.
+OUZEL_EXPORT void softmax_attention_backward(Context& context,
+                                             const SoftmaxAttentionOptions& options,
+                                             const SoftmaxAttentionInputs& inputs,
+                                             const ConstTensor& o, const ConstTensor& lse,
+                                             const ConstTensor& d_o, const Tensor& dq,
+                                             const Tensor& dk, const Tensor& dv);
+
+// One sequence's cache of keys and values: memory of the caller with room for `capacity` tokens;
+// token p is kept at slot p % capacity. With a window, capacity >= window is enough for any length.
+struct KvCache {
+  float* k = nullptr;  // [capacity, HK, K]
+  float* v = nullptr;  // [capacity, HK, V]
+  std::int64_t capacity = 0;
+  std::int64_t position = 0;  // tokens seen so far
+};
+
+// One new token of N sequences: q [N, 1, HQ, K], k [N, 1, HK, K], v [N, 1, HK, V], o [N, 1, HQ, V]. Writes k
+// and v to each cache, then attends; positions advance by one. Causal. Throws
+// Error(kInvalidArgument) when a cache is full (no window, or capacity < window). Allocates nothing
+// once the context has seen the shape.
+OUZEL_EXPORT void softmax_attention_step(Context& context, const SoftmaxAttentionOptions& options,
+                                         const ConstTensor& q, const ConstTensor& k,
+                                         const ConstTensor& v, std::span<KvCache> caches,
+                                         const Tensor& o);
+
+}  // namespace ouzel

@@ -1,0 +1,60 @@
+// What a Context holds: the thread pool, scratch per worker, and the callbacks. Internal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "ouzel/context.h"
+#include "ouzel/tensor.h"
+#include "src/base/threads.h"
+
+namespace ouzel {
+
+// Memory of one worker, handed out front to back within one task and reset before the next.
+class Scratch {
+ public:
+  // `count` elements aligned to 64 bytes. The operator has reserved enough (Context::Impl::reserve).
+  template <class T>
+  T* take(std::int64_t count) {
+    return static_cast<T*>(take_bytes(static_cast<std::size_t>(count) * sizeof(T)));
+  }
+  // What `take` consumes for `bytes`: for sizing a reservation.
+  static std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+ private:
+  friend class Context::Impl;
+  void* take_bytes(std::size_t bytes);
+  Buffer memory_;
+  std::size_t used_ = 0;
+};
+
+class Context::Impl {
+ public:
+  explicit Impl(ContextOptions options);
+
+  const ContextOptions& options() const { return options_; }
+  ThreadPool& pool() { return pool_; }
+  // Makes sure that every worker has `bytes` of scratch; allocates only when it has to grow.
+  void reserve(std::size_t bytes_per_worker);
+
+  // Runs body(task, scratch) for task in [0, tasks), on all threads, in no promised order: tasks must
+  // write disjoint memory and be cut by shape, never by thread count. Denormals are flushed while it
+  // runs (MXCSR is restored). Checks `cancelled` between tasks.
+  template <class Body>
+  void run(std::int64_t tasks, Body&& body) {
+    auto call = [this, &body](std::int64_t task, int worker) { body(task, begin_task(worker)); };
+    pool_.run(tasks, ThreadPool::TaskRef(call), options_.cancelled ? &options_.cancelled : nullptr);
+  }
+  std::size_t scratch_bytes() const;
+
+ private:
+  Scratch& begin_task(int worker);
+
+  ContextOptions options_;
+  ThreadPool pool_;
+  std::vector<Scratch> scratch_;
+};
+
+}  // namespace ouzel

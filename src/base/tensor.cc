@@ -1,0 +1,84 @@
+#include "ouzel/tensor.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ouzel/error.h"
+
+namespace ouzel {
+
+std::int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kI64:
+      return 8;
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kBF16:
+    case DType::kF16:
+      return 2;
+    case DType::kU8:
+      return 1;
+  }
+  return 0;
+}
+
+const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "F32";
+    case DType::kF64:
+      return "F64";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kF16:
+      return "F16";
+    case DType::kI64:
+      return "I64";
+    case DType::kI32:
+      return "I32";
+    case DType::kU8:
+      return "U8";
+  }
+  return "unknown";
+}
+
+std::string shape_string(const ConstTensor& tensor) {
+  if (!tensor.present()) return "(absent)";
+  std::string text = "[";
+  for (int i = 0; i < tensor.rank; ++i) {
+    text += (i ? ", " : "") + std::to_string(tensor.extent[static_cast<std::size_t>(i)]);
+  }
+  return text + "]";
+}
+
+Buffer::Buffer(std::size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  if (bytes <= SIZE_MAX - 63) data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (data_ == nullptr) {
+    throw Error(ErrorKind::kOutOfMemory, fmt::format("cannot allocate {} bytes", bytes));
+  }
+}
+
+Buffer Buffer::zeros(std::size_t bytes) {
+  Buffer buffer(bytes);
+  if (bytes != 0) std::memset(buffer.data_, 0, bytes);
+  return buffer;
+}
+
+Buffer::~Buffer() { std::free(data_); }
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+}  // namespace ouzel

@@ -1,0 +1,7 @@
+#include "ouzel/version.h"
+
+namespace ouzel {
+
+const char* version() { return OUZEL_VERSION; }
+
+}  // namespace ouzel

@@ -1,0 +1,37 @@
+// Whole files: reading with a size limit, and writing so that nothing is ever half-written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace ouzel {
+
+// The whole file. Throws Error(kIo) if it cannot be read, Error(kBadFile) if it is larger than `limit`.
+std::string read_file(const std::string& path, std::uint64_t limit = UINT64_C(1) << 40);
+
+// A file that appears under its name only when `commit` is called: write to a temporary beside it, fsync,
+// rename, fsync the folder. Without commit (an exception, a full disk) the temporary is removed and what
+// was there before stays.
+class AtomicFile {
+ public:
+  explicit AtomicFile(const std::string& path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  void write(const void* data, std::size_t bytes);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  void commit();
+
+ private:
+  std::string path_, temporary_;
+  int fd_ = -1;
+};
+
+void write_file(const std::string& path, std::string_view content);  // atomic
+
+// Makes a folder and its parents. Throws Error(kIo).
+void make_folder(const std::string& path);
+
+}  // namespace ouzel
