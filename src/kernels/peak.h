@@ -1,0 +1,20 @@
+// The floating-point peak of one core, measured: the yardstick of every efficiency that is printed.
+#pragma once
+
+#include <cstdint>
+
+#include "ouzel/context.h"
+
+namespace ouzel {
+
+// FLOP/s (a fused multiply-add is 2) of one core in its present state, with the vectors of `isa`,
+// which the machine must support: the best of five bursts of about a millisecond. Portable:
+// multiplications and additions of 128-bit vectors, which is what the fallback is compiled to.
+double fma_peak_flops(Isa isa);
+
+// One burst of `iterations` (at most 2^24) rounds of 12 independent multiply-adds. Every
+// accumulator lane adds 1 * 1 each round, so the sum of all lanes, which is returned, counts the
+// multiply-adds done.
+std::int64_t fma_burst(Isa isa, std::int64_t iterations);
+
+}  // namespace ouzel
