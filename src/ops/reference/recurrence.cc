@@ -1,0 +1,381 @@
+#include "src/ops/reference/recurrence.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+namespace ouzel::reference {
+namespace {
+
+using Int = std::int64_t;
+
+// One row of a parameter that has a leading axis of heads, or none.
+template <class Real>
+const Real& weight(const Array<Real>& w, Int head, Int f, Int i) {
+  return w.rank() == 3 ? w(head, f, i) : w(f, i);
+}
+template <class Real>
+Real bias(const Array<Real>& b, Int head, Int f) {
+  if (!b.present()) return 0;
+  return b.rank() == 2 ? b(head, f) : b(f);
+}
+
+// (W x + b)_f of one row.
+template <class Real>
+Real affine(const Array<Real>& w, const Array<Real>& b, Int head, Int f, const Real* x) {
+  Real sum = bias(b, head, f);
+  for (Int i = 0; i < w.extent(w.rank() - 1); ++i) sum += weight(w, head, f, i) * x[i];
+  return sum;
+}
+
+template <class Real>
+Int feature_count(FeatureMapKind map, const MapWeights<Real>& weights, Int size) {
+  return map == FeatureMapKind::kElementwiseProduct ? weights.w1.extent(weights.w1.rank() - 2)
+                                                    : size;
+}
+
+template <class Real>
+std::vector<Real> features(FeatureMapKind map, const MapWeights<Real>& weights, Int head,
+                           const Real* x, Int size) {
+  std::vector<Real> phi(static_cast<std::size_t>(feature_count(map, weights, size)));
+  for (Int f = 0; f < static_cast<Int>(phi.size()); ++f) {
+    Real& y = phi[static_cast<std::size_t>(f)];
+    switch (map) {
+      case FeatureMapKind::kIdentity:
+        y = x[f];
+        break;
+      case FeatureMapKind::kElu1:
+        y = x[f] > 0 ? x[f] + 1 : std::exp(x[f]);
+        break;
+      case FeatureMapKind::kRelu:
+        y = x[f] > 0 ? x[f] : 0;
+        break;
+      case FeatureMapKind::kElementwiseProduct:
+        y = affine(weights.w1, weights.b1, head, f, x) * affine(weights.w2, weights.b2, head, f, x);
+        break;
+    }
+  }
+  return phi;
+}
+
+// Gradient of one affine row: dw += dy x^T, db += dy, dx += W^T dy.
+template <class Real>
+void affine_backward(const Array<Real>& w, Int head, Int f, const Real* x, Real dy, Array<Real>& dw,
+                     Array<Real>& db, Real* dx) {
+  for (Int i = 0; i < w.extent(w.rank() - 1); ++i) {
+    (dw.rank() == 3 ? dw(head, f, i) : dw(f, i)) += dy * x[i];
+    dx[i] += dy * weight(w, head, f, i);
+  }
+  if (db.present()) (db.rank() == 2 ? db(head, f) : db(f)) += dy;
+}
+
+// dx += (d phi / d x)^T dphi; gradients of the parameters are added to `d`.
+template <class Real>
+void features_backward(FeatureMapKind map, const MapWeights<Real>& weights, Int head, const Real* x,
+                       const std::vector<Real>& dphi, MapWeights<Real>& d, Real* dx) {
+  for (Int f = 0; f < static_cast<Int>(dphi.size()); ++f) {
+    const Real dy = dphi[static_cast<std::size_t>(f)];
+    switch (map) {
+      case FeatureMapKind::kIdentity:
+        dx[f] += dy;
+        break;
+      case FeatureMapKind::kElu1:
+        dx[f] += x[f] > 0 ? dy : dy * std::exp(x[f]);
+        break;
+      case FeatureMapKind::kRelu:
+        dx[f] += x[f] > 0 ? dy : 0;
+        break;
+      case FeatureMapKind::kElementwiseProduct: {
+        const Real y1 = affine(weights.w1, weights.b1, head, f, x);
+        const Real y2 = affine(weights.w2, weights.b2, head, f, x);
+        affine_backward(weights.w1, head, f, x, dy * y2, d.w1, d.b1, dx);
+        affine_backward(weights.w2, head, f, x, dy * y1, d.w2, d.b2, dx);
+        break;
+      }
+    }
+  }
+}
+
+template <class Real>
+struct Sizes {
+  explicit Sizes(const RecurrenceArguments<Real>& a)
+      : B(a.q.extent(0)),
+        T(a.q.extent(1)),
+        HQ(a.q.extent(2)),
+        HK(a.k.extent(2)),
+        HV(a.v.extent(2)),
+        HO(std::max(HQ, HV)),
+        K(a.q.extent(3)),
+        V(a.v.extent(3)),
+        F(feature_count(a.map, a.q_map, K)),
+        N(a.segments.count()) {}
+  Int key_head(Int state_head) const { return state_head / (HV / HK); }
+  Int state_head(Int output_head) const { return output_head / (HO / HV); }
+  Int query_head(Int output_head) const { return output_head / (HO / HQ); }
+
+  Int B, T, HQ, HK, HV, HO, K, V, F, N;
+};
+
+template <class Real>
+const MapWeights<Real>& key_map(const RecurrenceArguments<Real>& a) {
+  return a.k_map.w1.present() ? a.k_map : a.q_map;
+}
+
+template <class Real>
+Real decay(const RecurrenceArguments<Real>& a, Int head) {
+  return a.log_decay.empty() ? Real(1) : std::exp(a.log_decay[static_cast<std::size_t>(head)]);
+}
+
+// The i-th token of a sequence in the order of processing.
+template <class Real>
+Int token(const RecurrenceArguments<Real>& a, const Segment& segment, Int i) {
+  return segment.begin + (a.reverse ? segment.length - 1 - i : i);
+}
+
+template <class Real>
+std::vector<Real> query(const RecurrenceArguments<Real>& a, Int b, Int t, Int head) {
+  std::vector<Real> u = features(a.map, a.q_map, head, &a.q(b, t, head, 0), a.q.extent(3));
+  for (Real& x : u) x *= a.scale;
+  return u;
+}
+template <class Real>
+std::vector<Real> key(const RecurrenceArguments<Real>& a, Int b, Int t, Int head) {
+  return features(a.map, key_map(a), head, &a.k(b, t, head, 0), a.k.extent(3));
+}
+
+// S and z of one head while the tokens pass by.
+template <class Real>
+struct State {
+  State(const Array<Real>& s0, const Array<Real>& z0, Int n, Int head, Int features, Int values)
+      : s({features, values}), z({features}) {
+    for (Int f = 0; f < features; ++f) {
+      if (z0.present()) z(f) = z0(n, head, f);
+      for (Int v = 0; v < values && s0.present(); ++v) s(f, v) = s0(n, head, f, v);
+    }
+  }
+  void decay(Real factor) {
+    for (Real& x : s.data) x *= factor;
+    for (Real& x : z.data) x *= factor;
+  }
+  // S += phi y^T, z += c phi
+  void add(const std::vector<Real>& phi, const Real* y, Real c) {
+    for (Int f = 0; f < z.extent(0); ++f) {
+      z(f) += phi[static_cast<std::size_t>(f)] * c;
+      for (Int v = 0; v < s.extent(1); ++v) s(f, v) += phi[static_cast<std::size_t>(f)] * y[v];
+    }
+  }
+  void store(Array<Real>& s_out, Array<Real>& z_out, Int n, Int head) const {
+    for (Int f = 0; f < z.extent(0); ++f) {
+      z_out(n, head, f) = z(f);
+      for (Int v = 0; v < s.extent(1); ++v) s_out(n, head, f, v) = s(f, v);
+    }
+  }
+  Array<Real> s, z;
+};
+
+// o = S^T u / denominator; returns the denominator (1 if not normalised).
+template <class Real>
+Real read(const RecurrenceArguments<Real>& a, const State<Real>& state, const std::vector<Real>& u,
+          Real* o) {
+  Real denominator = a.normalize ? a.eps : Real(1);
+  for (Int v = 0; v < state.s.extent(1); ++v) o[v] = 0;
+  for (Int f = 0; f < state.z.extent(0); ++f) {
+    const Real x = u[static_cast<std::size_t>(f)];
+    if (a.normalize) denominator += x * state.z(f);
+    for (Int v = 0; v < state.s.extent(1); ++v) o[v] += x * state.s(f, v);
+  }
+  for (Int v = 0; v < state.s.extent(1); ++v) o[v] /= denominator;
+  return denominator;
+}
+
+// The gradients that reach the numerator S^T u (one per value) and the denominator.
+template <class Real>
+struct ReadGradient {
+  std::vector<Real> numerator;
+  Real denominator = 0;
+};
+template <class Real>
+ReadGradient<Real> read_backward(const RecurrenceArguments<Real>& a, const State<Real>& state,
+                                 const std::vector<Real>& u, const Real* d_o) {
+  const Int values = state.s.extent(1);
+  std::vector<Real> o(static_cast<std::size_t>(values));
+  const Real denominator = read(a, state, u, o.data());
+  ReadGradient<Real> d;
+  for (Int v = 0; v < values; ++v) {
+    d.numerator.push_back(d_o[v] / denominator);
+    if (a.normalize) d.denominator -= d_o[v] * o[static_cast<std::size_t>(v)] / denominator;
+  }
+  return d;
+}
+
+}  // namespace
+
+template <class Real>
+std::vector<Real> retention_log_decay(Int heads) {
+  std::vector<Real> g;
+  for (Int h = 0; h < heads; ++h) g.push_back(std::log1p(-std::exp2(Real(-5 - h))));
+  return g;
+}
+
+template <class Real>
+RecurrenceResults<Real> recurrence(const RecurrenceArguments<Real>& a) {
+  const Sizes<Real> n(a);
+  RecurrenceResults<Real> r{Array<Real>({n.B, n.T, n.HO, n.V}), Array<Real>({n.N, n.HV, n.F, n.V}),
+                            Array<Real>({n.N, n.HV, n.F})};
+  for (Int i = 0; i < n.N; ++i) {
+    const Segment& segment = a.segments.list[static_cast<std::size_t>(i)];
+    const Int b = segment.batch;
+    for (Int h = 0; h < n.HV; ++h) {
+      State<Real> state(a.s0, a.z0, i, h, n.F, n.V);
+      const auto write = [&](Int t) {
+        state.decay(decay(a, h));
+        state.add(key(a, b, t, n.key_head(h)), &a.v(b, t, h, 0), 1);
+      };
+      const auto read_out = [&](Int t) {
+        for (Int ho = 0; ho < n.HO; ++ho) {
+          if (n.state_head(ho) == h) {
+            read(a, state, query(a, b, t, n.query_head(ho)), &r.o(b, t, ho, 0));
+          }
+        }
+      };
+      for (Int j = 0; j < segment.length; ++j) {
+        write(token(a, segment, j));
+        if (a.causal) read_out(token(a, segment, j));
+      }
+      for (Int j = 0; j < segment.length && !a.causal; ++j) read_out(token(a, segment, j));
+      state.store(r.s, r.z, i, h);
+    }
+  }
+  return r;
+}
+
+// Two sweeps. With S_t in hand (the forward sweep): dn = do / den, dden = -(do . o) / den and
+// du = S_t dn + z_t dden. With G = d loss / d S_t and h = d loss / d z_t (the sweep from the last
+// token to the first): G += u dn^T, h += u dden; dphi(k) = G v + h, dv = G^T phi(k); then G and h
+// decay.
+template <class Real>
+RecurrenceGradients<Real> recurrence_backward(const RecurrenceArguments<Real>& a,
+                                              const RecurrenceResults<Real>& upstream) {
+  const Sizes<Real> n(a);
+  const auto like = [](const MapWeights<Real>& w) {
+    return MapWeights<Real>{Array<Real>::like(w.w1), Array<Real>::like(w.b1),
+                            Array<Real>::like(w.w2), Array<Real>::like(w.b2)};
+  };
+  RecurrenceGradients<Real> r{Array<Real>::like(a.q),
+                              Array<Real>::like(a.k),
+                              Array<Real>::like(a.v),
+                              Array<Real>({n.N, n.HV, n.F, n.V}),
+                              Array<Real>({n.N, n.HV, n.F}),
+                              like(a.q_map),
+                              like(a.k_map)};
+  MapWeights<Real>& d_key_map = a.k_map.w1.present() ? r.k_map : r.q_map;
+  for (Int i = 0; i < n.N; ++i) {
+    const Segment& segment = a.segments.list[static_cast<std::size_t>(i)];
+    const Int b = segment.batch;
+    for (Int h = 0; h < n.HV; ++h) {
+      const Int hk = n.key_head(h);
+      // Gradients of the read-outs, [token in order of processing][output head of this state].
+      std::vector<std::vector<ReadGradient<Real>>> reads(static_cast<std::size_t>(segment.length));
+      State<Real> state(a.s0, a.z0, i, h, n.F, n.V);
+      const auto read_out_backward = [&](Int j) {
+        const Int t = token(a, segment, j);
+        for (Int ho = 0; ho < n.HO && upstream.o.present(); ++ho) {
+          if (n.state_head(ho) != h) continue;
+          const Int hq = n.query_head(ho);
+          const ReadGradient<Real> d =
+              read_backward(a, state, query(a, b, t, hq), &upstream.o(b, t, ho, 0));
+          std::vector<Real> dphi(static_cast<std::size_t>(n.F));
+          for (Int f = 0; f < n.F; ++f) {
+            Real sum = state.z(f) * d.denominator;
+            for (Int v = 0; v < n.V; ++v) {
+              sum += state.s(f, v) * d.numerator[static_cast<std::size_t>(v)];
+            }
+            dphi[static_cast<std::size_t>(f)] = a.scale * sum;
+          }
+          features_backward(a.map, a.q_map, hq, &a.q(b, t, hq, 0), dphi, r.q_map,
+                            &r.q(b, t, hq, 0));
+          reads[static_cast<std::size_t>(j)].push_back(d);
+        }
+      };
+      for (Int j = 0; j < segment.length; ++j) {
+        const Int t = token(a, segment, j);
+        state.decay(decay(a, h));
+        state.add(key(a, b, t, hk), &a.v(b, t, h, 0), 1);
+        if (a.causal) read_out_backward(j);
+      }
+      for (Int j = 0; j < segment.length && !a.causal; ++j) read_out_backward(j);
+
+      State<Real> g(upstream.s, upstream.z, i, h, n.F, n.V);
+      const auto collect_read_out = [&](Int j) {
+        const Int t = token(a, segment, j);
+        std::size_t next = 0;
+        for (Int ho = 0; ho < n.HO && upstream.o.present(); ++ho) {
+          if (n.state_head(ho) != h) continue;
+          const ReadGradient<Real>& d = reads[static_cast<std::size_t>(j)][next++];
+          g.add(query(a, b, t, n.query_head(ho)), d.numerator.data(), d.denominator);
+        }
+      };
+      for (Int j = 0; j < segment.length && !a.causal; ++j) collect_read_out(j);
+      for (Int j = segment.length; j-- > 0;) {
+        const Int t = token(a, segment, j);
+        if (a.causal) collect_read_out(j);
+        const std::vector<Real> phi = key(a, b, t, hk);
+        std::vector<Real> dphi(static_cast<std::size_t>(n.F));
+        for (Int f = 0; f < n.F; ++f) {
+          dphi[static_cast<std::size_t>(f)] = g.z(f);
+          for (Int v = 0; v < n.V; ++v) {
+            dphi[static_cast<std::size_t>(f)] += g.s(f, v) * a.v(b, t, h, v);
+            r.v(b, t, h, v) += g.s(f, v) * phi[static_cast<std::size_t>(f)];
+          }
+        }
+        features_backward(a.map, key_map(a), hk, &a.k(b, t, hk, 0), dphi, d_key_map,
+                          &r.k(b, t, hk, 0));
+        g.decay(decay(a, h));
+      }
+      g.store(r.s0, r.z0, i, h);
+    }
+  }
+  return r;
+}
+
+template <class Real>
+Array<Real> recurrence_weights(const RecurrenceArguments<Real>& a) {
+  const Sizes<Real> n(a);
+  Array<Real> weights({n.B, n.HO, n.T, n.T});
+  for (const Segment& segment : a.segments.list) {
+    const Int b = segment.batch;
+    for (Int ho = 0; ho < n.HO; ++ho) {
+      const Int h = n.state_head(ho);
+      for (Int i = 0; i < segment.length; ++i) {
+        const Int t = token(a, segment, i);
+        const std::vector<Real> u = query(a, b, t, n.query_head(ho));
+        const Int last = a.causal ? i : segment.length - 1;
+        Real denominator = a.eps;
+        for (Int j = 0; j <= last; ++j) {
+          const Int s = token(a, segment, j);
+          const std::vector<Real> phi = key(a, b, s, n.key_head(h));
+          Real& w = weights(b, ho, t, s);
+          for (std::size_t f = 0; f < phi.size(); ++f) w += u[f] * phi[f];
+          if (a.causal) w *= std::pow(decay(a, h), Real(i - j));
+          denominator += w;
+        }
+        for (Int j = 0; j <= last && a.normalize; ++j) {
+          weights(b, ho, t, token(a, segment, j)) /= denominator;
+        }
+      }
+    }
+  }
+  return weights;
+}
+
+#define OUZEL_INSTANTIATE(Real)                                                            \
+  template std::vector<Real> retention_log_decay<Real>(Int);                               \
+  template RecurrenceResults<Real> recurrence(const RecurrenceArguments<Real>&);           \
+  template RecurrenceGradients<Real> recurrence_backward(const RecurrenceArguments<Real>&, \
+                                                         const RecurrenceResults<Real>&);  \
+  template Array<Real> recurrence_weights(const RecurrenceArguments<Real>&);
+OUZEL_INSTANTIATE(double)
+OUZEL_INSTANTIATE(long double)
+#undef OUZEL_INSTANTIATE
+
+}  // namespace ouzel::reference

@@ -1,0 +1,69 @@
+// Reference of linear attention and retention, token by token:
+//
+//     S_t = e^g S_{t-1} + phi(k_t) v_t^T,  z_t = e^g z_{t-1} + phi(k_t),  u_t = scale phi(q_t)
+//     o_t = S_t^T u_t,  divided by z_t . u_t + eps if normalised
+//
+// with a log decay g per head (none: linear attention, arXiv:2006.16236; log(1 - 2^(-5-h)):
+// retention, arXiv:2307.08621). Non-causal: every token reads the sums over its whole sequence.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ouzel/feature_map.h"
+#include "ouzel/segments.h"
+#include "src/ops/reference/array.h"
+
+namespace ouzel::reference {
+
+// w [F, K] for all heads or [H, F, K] one a head, b [F] or [H, F] or absent (ouzel/feature_map.h).
+template <class Real>
+struct MapWeights {
+  Array<Real> w1, b1, w2, b2;
+};
+
+// q [B, T, HQ, K], k [B, T, HK, K], v [B, T, HV, V]; s0 [N, HV, F, V] and z0 [N, HV, F], or absent:
+// zeros.
+template <class Real>
+struct RecurrenceArguments {
+  Array<Real> q, k, v, s0, z0;
+  Segments segments;
+  FeatureMapKind map = FeatureMapKind::kIdentity;
+  MapWeights<Real> q_map, k_map;  // k_map.w1 absent: q_map serves k too
+  std::vector<Real> log_decay;    // HV values; empty: no decay
+  Real scale = 1;
+  bool normalize = false;
+  Real eps = 0;
+  bool causal = true;
+  bool reverse = false;
+};
+
+// o [B, T, max(HQ, HV), V], s and z as the initial states. The same shape holds upstream gradients
+// (absent members: zeros).
+template <class Real>
+struct RecurrenceResults {
+  Array<Real> o, s, z;
+};
+
+template <class Real>
+struct RecurrenceGradients {
+  Array<Real> q, k, v, s0, z0;  // s0 and z0 always, as if the initial states had been given
+  MapWeights<Real> q_map, k_map;
+};
+
+// log(1 - 2^(-5-h)) for h = 0, ..., heads - 1.
+template <class Real>
+std::vector<Real> retention_log_decay(std::int64_t heads);
+
+template <class Real>
+RecurrenceResults<Real> recurrence(const RecurrenceArguments<Real>& arguments);
+
+template <class Real>
+RecurrenceGradients<Real> recurrence_backward(const RecurrenceArguments<Real>& arguments,
+                                              const RecurrenceResults<Real>& upstream);
+
+// The weights of the parallel form, [B, max(HQ, HV), T, T], without initial states: o = weights v.
+template <class Real>
+Array<Real> recurrence_weights(const RecurrenceArguments<Real>& arguments);
+
+}  // namespace ouzel::reference
