@@ -20,7 +20,8 @@ OUZEL_EXPORT std::vector<Isa> supported_isas();
 OUZEL_EXPORT const char* name_of(Isa isa);  // "portable", "avx2", "avx512"
 // Throws Error(kInvalidArgument) for an unknown name or one that this machine lacks.
 OUZEL_EXPORT Isa isa_from_name(const std::string& name);
-// The set to use when nothing is said: OUZEL_ISA if set, else the best one. Throws as isa_from_name.
+// The set to use when nothing is said: OUZEL_ISA if set, else the best one. Throws as
+// isa_from_name.
 OUZEL_EXPORT Isa default_isa();
 // OUZEL_THREADS if set, else the processors that affinity and the control group's quota allow.
 OUZEL_EXPORT int default_threads();
@@ -29,8 +30,8 @@ struct ContextOptions {
   int threads = 0;  // 0: default_threads()
   Isa isa = default_isa();
   // Asked between tasks, from the calling thread only; true ends the call with Error(kCancelled).
-  // Outputs are then unspecified; states that were passed in are untouched unless the output state is
-  // the same memory.
+  // Outputs are then unspecified; states that were passed in are untouched unless the output state
+  // is the same memory.
   std::function<bool()> cancelled;
   // Told the done and total tasks of a long call, from the calling thread.
   std::function<void(std::int64_t done, std::int64_t total)> progress;
@@ -50,7 +51,7 @@ class OUZEL_EXPORT Context {
   // Bytes of scratch held now (it grows to the largest call and stays).
   std::size_t scratch_bytes() const;
 
-  class Impl;  // src/base/context_impl.h
+  class OUZEL_HIDDEN Impl;  // src/base/context_impl.h
   Impl& impl() const { return *impl_; }
 
  private:

@@ -14,7 +14,7 @@ enum class ErrorKind {
   kBadFile,          // a file whose content is damaged or of another kind
   kIo,               // the operating system refused to open, read or write
   kOutOfMemory,
-  kCancelled,        // the caller's cancel callback said so
+  kCancelled,  // the caller's cancel callback said so
 };
 
 class OUZEL_EXPORT Error : public std::runtime_error {

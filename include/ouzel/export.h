@@ -2,3 +2,6 @@
 #pragma once
 
 #define OUZEL_EXPORT __attribute__((visibility("default")))
+
+// For a class inside an exported one that is not part of the interface.
+#define OUZEL_HIDDEN __attribute__((visibility("hidden")))

@@ -13,8 +13,8 @@ enum class FeatureMapKind {
   kElementwiseProduct,  // (W1 x + b1) * (W2 x + b2), learned: flash-linear-attention's default
 };
 
-// Parameters of a learned map: w [F, K] shared by all heads or [H, F, K] one a head; b [F] or [H, F],
-// absent: no bias.
+// Parameters of a learned map: w [F, K] shared by all heads or [H, F, K] one a head; b [F] or [H,
+// F], absent: no bias.
 struct FeatureMapWeights {
   ConstTensor w1, b1, w2, b2;
 };

@@ -4,10 +4,10 @@
 //     S_t = D_t * S_{t-1} + k_t v_t^T          o_t = scale * S_t^T q_t
 //
 // Shapes: q [B, T, HQ, K], k [B, T, HK, K], v [B, T, HV, V], o [B, T, max(HQ, HV), V], states
-// [N, HV, K, V] for N sequences. HV is a multiple of HK (value head j reads key head j / (HV / HK));
-// HQ is a multiple of HV or divides it, by the same rule. Any strides with unit last stride.
-// Inputs and outputs of a call must not overlap, except that a final state may be its initial state.
-// Types: float32.
+// [N, HV, K, V] for N sequences. HV is a multiple of HK (value head j reads key head j / (HV /
+// HK)); HQ is a multiple of HV or divides it, by the same rule. Any strides with unit last stride.
+// Inputs and outputs of a call must not overlap, except that a final state may be its initial
+// state. Types: float32.
 #pragma once
 
 #include <cstdint>
@@ -22,19 +22,20 @@
 
 namespace ouzel {
 
-// The state of one sequence, as pointers into memory that the caller owns. Rows of S are key features.
+// The state of one sequence, as pointers into memory that the caller owns. Rows of S are key
+// features.
 struct SequenceState {
   float* s = nullptr;  // [HV, K, V]
-  // What S lost to rounding, same shape (S + residue is the state), or null: S alone is the state and
-  // the long-stream bound of docs/numerics.md holds within one call only.
+  // What S lost to rounding, same shape (S + residue is the state), or null: S alone is the state
+  // and the long-stream bound of docs/numerics.md holds within one call only.
   float* s_residue = nullptr;
   float* z = nullptr;          // [HV, K], the normaliser's sum; null where the law keeps none
   float* z_residue = nullptr;  // [HV, K] or null
   std::int64_t position = 0;   // tokens that the state has seen
 };
 
-// The states of N sequences: N base pointers and strides (in floats) shared by all, so that batches and
-// forks need no copies. Rows of V and of z are contiguous.
+// The states of N sequences: N base pointers and strides (in floats) shared by all, so that batches
+// and forks need no copies. Rows of V and of z are contiguous.
 struct StateView {
   std::span<SequenceState> sequences;
   std::int64_t heads = 0, keys = 0, values = 0;  // HV, K (features after the map), V
@@ -76,8 +77,8 @@ struct RecurrenceOutputGrads {
   StateView final_state;  // absent: zeros
 };
 
-// Gradients of activations and initial states are assigned, those of parameters are added to. An absent
-// tensor is not computed.
+// Gradients of activations and initial states are assigned, those of parameters are added to. An
+// absent tensor is not computed.
 struct RecurrenceInputGrads {
   Tensor q, k, v;
   StateView initial_state;

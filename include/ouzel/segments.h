@@ -16,8 +16,8 @@ struct Segment {
   std::int64_t length = 0;  // tokens; 0 is allowed: the state passes through
 };
 
-// N sequences; states have N entries in this order. Segments must lie inside the arrays, and within a
-// batch row they must increase and not overlap.
+// N sequences; states have N entries in this order. Segments must lie inside the arrays, and within
+// a batch row they must increase and not overlap.
 struct OUZEL_EXPORT Segments {
   std::vector<Segment> list;
 
@@ -30,8 +30,8 @@ struct OUZEL_EXPORT Segments {
   // One sequence per batch row, all of it: what an operator assumes when it is given none.
   static Segments whole(std::int64_t batch, std::int64_t tokens);
 
-  // Throws Error(kInvalidArgument), naming `op`, unless every segment lies inside [batch, tokens] and
-  // those of a row increase without overlap.
+  // Throws Error(kInvalidArgument), naming `op`, unless every segment lies inside [batch, tokens]
+  // and those of a row increase without overlap.
   void check(const char* op, std::int64_t batch, std::int64_t tokens) const;
   std::int64_t count() const { return static_cast<std::int64_t>(list.size()); }
 };

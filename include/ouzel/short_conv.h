@@ -17,7 +17,8 @@ struct ShortConvOptions {
   ConvActivation activation = ConvActivation::kNone;
 };
 
-// x [B, T, D], weight [D, W] (or [D, 1, W]), bias [D] or absent, states [N, D, W], y [B, T, D]. float32.
+// x [B, T, D], weight [D, W] (or [D, 1, W]), bias [D] or absent, states [N, D, W], y [B, T, D].
+// float32.
 struct ShortConvInputs {
   ConstTensor x, weight, bias;
   ConstTensor initial_state;           // absent: zeros

@@ -1,5 +1,5 @@
-// Softmax attention, exact: o_i = sum_j softmax_j(scale q_i . k_j) v_j with an online softmax in tiles
-// (never an N x N matrix), and its backward by recomputation from the saved log-sum-exp.
+// Softmax attention, exact: o_i = sum_j softmax_j(scale q_i . k_j) v_j with an online softmax in
+// tiles (never an N x N matrix), and its backward by recomputation from the saved log-sum-exp.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace ouzel {
 struct SoftmaxAttentionOptions {
   std::optional<double> scale;  // default K^-0.5
   bool causal = true;           // query i sees keys j <= i + q_offset
-  std::int64_t window = 0;      // w > 0: only keys with i + q_offset - j < w (w keys, itself included)
-  std::int64_t q_offset = 0;    // position of the first query among the keys
+  std::int64_t window = 0;  // w > 0: only keys with i + q_offset - j < w (w keys, itself included)
+  std::int64_t q_offset = 0;  // position of the first query among the keys
 };
 
-// q [B, TQ, HQ, K], k [B, TK, HK, K], v [B, TK, HK, V], o [B, TQ, HQ, V]; HQ is a multiple of HK, query
-// head h reads head h / (HQ / HK). float32, any strides with unit last stride. A query that sees no key
-// gives 0. Scores of -inf are weights of 0; NaN propagates.
+// q [B, TQ, HQ, K], k [B, TK, HK, K], v [B, TK, HK, V], o [B, TQ, HQ, V]; HQ is a multiple of HK,
+// query head h reads head h / (HQ / HK). float32, any strides with unit last stride. A query that
+// sees no key gives 0. Scores of -inf are weights of 0; NaN propagates.
 struct SoftmaxAttentionInputs {
   ConstTensor q, k, v;
   const Segments* segments = nullptr;      // of the queries; null: each batch row is one sequence
@@ -55,8 +55,8 @@ struct KvCache {
   std::int64_t position = 0;  // tokens seen so far
 };
 
-// One new token of N sequences: q [N, 1, HQ, K], k [N, 1, HK, K], v [N, 1, HK, V], o [N, 1, HQ, V]. Writes k
-// and v to each cache, then attends; positions advance by one. Causal. Throws
+// One new token of N sequences: q [N, 1, HQ, K], k [N, 1, HK, K], v [N, 1, HK, V], o [N, 1, HQ, V].
+// Writes k and v to each cache, then attends; positions advance by one. Causal. Throws
 // Error(kInvalidArgument) when a cache is full (no window, or capacity < window). Allocates nothing
 // once the context has seen the shape.
 OUZEL_EXPORT void softmax_attention_step(Context& context, const SoftmaxAttentionOptions& options,

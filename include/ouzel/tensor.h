@@ -58,8 +58,8 @@ std::array<std::int64_t, Rank> dense_strides(const std::array<std::int64_t, Rank
   return stride;
 }
 
-// A typed strided view. `view(b, t, h)` is the address of that row's first element (missing trailing
-// indices are 0), `view.at(b, t, h, d)` the element.
+// A typed strided view. `view(b, t, h)` is the address of that row's first element (missing
+// trailing indices are 0), `view.at(b, t, h, d)` the element.
 template <class T, int Rank>
 struct View {
   T* data = nullptr;

@@ -15,7 +15,8 @@ namespace ouzel {
 // Memory of one worker, handed out front to back within one task and reset before the next.
 class Scratch {
  public:
-  // `count` elements aligned to 64 bytes. The operator has reserved enough (Context::Impl::reserve).
+  // `count` elements aligned to 64 bytes. The operator has reserved enough
+  // (Context::Impl::reserve).
   template <class T>
   T* take(std::int64_t count) {
     return static_cast<T*>(take_bytes(static_cast<std::size_t>(count) * sizeof(T)));
@@ -39,9 +40,9 @@ class Context::Impl {
   // Makes sure that every worker has `bytes` of scratch; allocates only when it has to grow.
   void reserve(std::size_t bytes_per_worker);
 
-  // Runs body(task, scratch) for task in [0, tasks), on all threads, in no promised order: tasks must
-  // write disjoint memory and be cut by shape, never by thread count. Denormals are flushed while it
-  // runs (MXCSR is restored). Checks `cancelled` between tasks.
+  // Runs body(task, scratch) for task in [0, tasks), on all threads, in no promised order: tasks
+  // must write disjoint memory and be cut by shape, never by thread count. Denormals are flushed
+  // while it runs (MXCSR is restored). Checks `cancelled` between tasks.
   template <class Body>
   void run(std::int64_t tasks, Body&& body) {
     auto call = [this, &body](std::int64_t task, int worker) { body(task, begin_task(worker)); };

@@ -28,8 +28,9 @@ Segments Segments::padded(std::span<const std::int64_t> lengths, std::int64_t to
   Segments segments;
   for (std::size_t b = 0; b < lengths.size(); ++b) {
     if (lengths[b] < 0 || lengths[b] > tokens) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  fmt::format("length {} of batch row {} is not in [0, {}]", lengths[b], b, tokens));
+      throw Error(
+          ErrorKind::kInvalidArgument,
+          fmt::format("length {} of batch row {} is not in [0, {}]", lengths[b], b, tokens));
     }
     segments.list.push_back(
         {static_cast<std::int64_t>(b), left ? tokens - lengths[b] : 0, lengths[b]});
@@ -49,10 +50,11 @@ void Segments::check(const char* op, std::int64_t batch, std::int64_t tokens) co
     const Segment& s = list[i];
     if (s.batch < 0 || s.batch >= batch || s.begin < 0 || s.length < 0 || s.begin > tokens ||
         s.length > tokens - s.begin) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  fmt::format("{}: segment {} (batch row {}, begin {}, length {}) is not inside the "
-                              "arrays of {} rows of {} tokens",
-                              op, i, s.batch, s.begin, s.length, batch, tokens));
+      throw Error(
+          ErrorKind::kInvalidArgument,
+          fmt::format("{}: segment {} (batch row {}, begin {}, length {}) is not inside the "
+                      "arrays of {} rows of {} tokens",
+                      op, i, s.batch, s.begin, s.length, batch, tokens));
     }
     std::int64_t& last = end[static_cast<std::size_t>(s.batch)];
     if (s.begin < last) {

@@ -11,8 +11,8 @@
 namespace ouzel {
 namespace {
 
-// About 20 microseconds: longer than the gap between two operators of a layer, short enough to leave
-// the core to others soon.
+// About 20 microseconds: longer than the gap between two operators of a layer, short enough to
+// leave the core to others soon.
 constexpr int kSpins = 4000;
 
 void relax() {

@@ -1,5 +1,5 @@
-// A pool of static tasks: run(n, body) calls body(0) ... body(n-1) once each, on the calling thread and
-// the pool's own. Workers spin briefly after a run and then sleep.
+// A pool of static tasks: run(n, body) calls body(0) ... body(n-1) once each, on the calling thread
+// and the pool's own. Workers spin briefly after a run and then sleep.
 #pragma once
 
 #include <atomic>
@@ -49,9 +49,10 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Worker 0 is the calling thread. The first exception of a task is rethrown after all have stopped.
-  // `cancelled` is asked on the calling thread; true ends the run with Error(kCancelled).
-  void run(std::int64_t tasks, const TaskRef& body, const std::function<bool()>* cancelled = nullptr);
+  // Worker 0 is the calling thread. The first exception of a task is rethrown after all have
+  // stopped. `cancelled` is asked on the calling thread; true ends the run with Error(kCancelled).
+  void run(std::int64_t tasks, const TaskRef& body,
+           const std::function<bool()>* cancelled = nullptr);
 
  private:
   void work(int worker);

@@ -1,7 +1,7 @@
-// Matrix products of the projections: y = x W^T and its two gradients, by our own tile GEMM. A row of
-// the result never depends on how many rows the call has: one output element is one chain of fused
-// multiply-adds over the inner dimension, in order, whatever the shape, thread count or packing. So a
-// token alone and a token in a batch agree bit for bit.
+// Matrix products of the projections: y = x W^T and its two gradients, by our own tile GEMM. A row
+// of the result never depends on how many rows the call has: one output element is one chain of
+// fused multiply-adds over the inner dimension, in order, whatever the shape, thread count or
+// packing. So a token alone and a token in a batch agree bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,8 @@ void linear(Context& context, View<const float, 2> x, const PackedMatrix& w, Vie
 // dx [M, K] = dy [M, N] W, plus dx if accumulate. W [N, K] unpacked.
 void linear_backward_input(Context& context, View<const float, 2> dy, View<const float, 2> w,
                            View<float, 2> dx, bool accumulate = false);
-// dw [N, K] += dy [M, N]^T x [M, K]. The sum over rows is cut into fixed blocks of rows, so it does not
-// depend on the thread count.
+// dw [N, K] += dy [M, N]^T x [M, K]. The sum over rows is cut into fixed blocks of rows, so it does
+// not depend on the thread count.
 void linear_backward_weight(Context& context, View<const float, 2> dy, View<const float, 2> x,
                             View<float, 2> dw);
 

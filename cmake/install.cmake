@@ -1,0 +1,29 @@
+# `cmake --install`: headers, shared library, CMake package, pkg-config file, program.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+install(DIRECTORY include/ouzel DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(TARGETS ouzel EXPORT ouzelTargets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(TARGETS ouzel_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+
+set(OUZEL_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/ouzel)
+install(EXPORT ouzelTargets NAMESPACE ouzel:: DESTINATION ${OUZEL_PACKAGE_DIR})
+configure_package_config_file(cmake/ouzelConfig.cmake.in ${PROJECT_BINARY_DIR}/ouzelConfig.cmake
+                              INSTALL_DESTINATION ${OUZEL_PACKAGE_DIR})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/ouzelConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/ouzelConfig.cmake ${PROJECT_BINARY_DIR}/ouzelConfigVersion.cmake
+        DESTINATION ${OUZEL_PACKAGE_DIR})
+
+# Written at installation, when the prefix is known (`cmake --install --prefix` may change it).
+install(CODE "
+  set(PROJECT_VERSION \"${PROJECT_VERSION}\")
+  set(PROJECT_DESCRIPTION \"${PROJECT_DESCRIPTION}\")
+  set(CMAKE_INSTALL_LIBDIR \"${CMAKE_INSTALL_LIBDIR}\")
+  set(CMAKE_INSTALL_INCLUDEDIR \"${CMAKE_INSTALL_INCLUDEDIR}\")
+  configure_file(\"${PROJECT_SOURCE_DIR}/cmake/ouzel.pc.in\"
+                 \"${PROJECT_BINARY_DIR}/ouzel.pc\" @ONLY)
+")
+install(FILES ${PROJECT_BINARY_DIR}/ouzel.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Installs into a temporary prefix, then builds and runs an outside program against it twice: with
+# find_package(ouzel) and with pkg-config.
+# usage: test.sh CMAKE BUILD_FOLDER VERSION
+set -euo pipefail
+cmake=$1 build=$2 version=$3
+source=$(cd "$(dirname "$0")" && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+prefix=$scratch/prefix
+
+"$cmake" --install "$build" --prefix "$prefix" >/dev/null
+[ "$("$prefix/bin/ouzel" --version)" = "ouzel $version" ]
+
+"$cmake" -S "$source/outside" -B "$scratch/outside" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
+"$cmake" --build "$scratch/outside" >/dev/null
+"$scratch/outside/outside" "$version"
+
+export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+[ "$(pkg-config --modversion ouzel)" = "$version" ]
+# shellcheck disable=SC2046
+c++ -std=c++20 "$source/outside/main.cc" $(pkg-config --cflags --libs ouzel) \
+  -Wl,-rpath,"$prefix/lib" -o "$scratch/with_pkg_config"
+"$scratch/with_pkg_config" "$version"
