@@ -8,12 +8,15 @@
 
 namespace ouzel {
 
-// The whole file. Throws Error(kIo) if it cannot be read, Error(kBadFile) if it is larger than `limit`.
+// The whole file, or all that a pipe gives. Throws Error(kIo) if it cannot be read, Error(kBadFile)
+// if it is larger than `limit`.
 std::string read_file(const std::string& path, std::uint64_t limit = UINT64_C(1) << 40);
 
-// A file that appears under its name only when `commit` is called: write to a temporary beside it, fsync,
-// rename, fsync the folder. Without commit (an exception, a full disk) the temporary is removed and what
-// was there before stays.
+// A file that appears under its name only when `commit` is called: write to a temporary beside it,
+// fsync, rename, fsync the folder. Without commit (an exception, a full disk) the temporary is
+// removed and what was there before stays. A link is followed, permissions of a file that is
+// replaced are kept. A device or pipe (/dev/null, /dev/stdout) is written to directly. Failures
+// throw Error(kIo).
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -25,7 +28,7 @@ class AtomicFile {
   void commit();
 
  private:
-  std::string path_, temporary_;
+  std::string path_, temporary_;  // no temporary: written directly
   int fd_ = -1;
 };
 

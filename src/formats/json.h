@@ -1,4 +1,5 @@
-// JSON with limits: depth (64) and size are bounded, errors name the file and the place.
+// JSON with limits: depth is bounded (64), a key may stand once in an object, text must be UTF-8,
+// and errors name the file and the place.
 #pragma once
 
 #include <string>
@@ -10,7 +11,8 @@ namespace ouzel {
 
 using Json = nlohmann::json;
 
-// Throws Error(kBadFile) naming `what` (a file's path) for text that is not JSON or nests too deeply.
+// Throws Error(kBadFile) naming `what` (a file's path) for text that is not JSON, nests too deeply
+// or repeats a key.
 Json parse_json(std::string_view text, const std::string& what);
 
 }  // namespace ouzel

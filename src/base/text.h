@@ -1,0 +1,30 @@
+// Small helpers for messages: text of a stranger made safe to print, and the nearest of several
+// names.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace ouzel {
+
+// `text` with control characters and bytes that are not UTF-8 as \xNN, cut after `limit` bytes:
+// file content can neither steer a terminal nor fill it.
+std::string printable(std::string_view text, std::size_t limit = 200);
+
+// Single insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`.
+std::size_t edit_distance(std::string_view a, std::string_view b);
+
+// The candidate that a misspelt `name` most likely meant; none if even the nearest differs in more
+// than a third of its letters (at least two edits are allowed).
+std::optional<std::string> nearest(std::string_view name, std::span<const std::string> candidates);
+
+// "; did you mean 'NAME'?", or "" without a near candidate: for the end of a message.
+std::string did_you_mean(std::string_view name, std::span<const std::string> candidates);
+
+// "a, b, c".
+std::string joined(std::span<const std::string> names, std::string_view separator = ", ");
+
+}  // namespace ouzel
