@@ -125,8 +125,17 @@ Scratch& Context::Impl::begin_task(int worker) {
   return s;
 }
 
+void* Context::Impl::shared_bytes(std::size_t bytes) {
+  if (shared_.bytes() < bytes) {
+    shared_ = Buffer();
+    shared_ = Buffer(bytes);
+  }
+  if (options_.poison_scratch && bytes != 0) std::memset(shared_.data(), 0xff, bytes);
+  return shared_.data();
+}
+
 std::size_t Context::Impl::scratch_bytes() const {
-  std::size_t total = 0;
+  std::size_t total = shared_.bytes();
   for (const Scratch& s : scratch_) total += s.memory_.bytes();
   return total;
 }

@@ -39,6 +39,12 @@ class Context::Impl {
   ThreadPool& pool() { return pool_; }
   // Makes sure that every worker has `bytes` of scratch; allocates only when it has to grow.
   void reserve(std::size_t bytes_per_worker);
+  // `count` elements that all tasks of a call share (packed operands, partial sums), aligned to 64
+  // bytes. One piece per operator call: the next call of `shared` takes the same memory again.
+  template <class T>
+  T* shared(std::int64_t count) {
+    return static_cast<T*>(shared_bytes(static_cast<std::size_t>(count) * sizeof(T)));
+  }
 
   // Runs body(task, scratch) for task in [0, tasks), on all threads, in no promised order: tasks
   // must write disjoint memory and be cut by shape, never by thread count. Denormals are flushed
@@ -52,10 +58,12 @@ class Context::Impl {
 
  private:
   Scratch& begin_task(int worker);
+  void* shared_bytes(std::size_t bytes);
 
   ContextOptions options_;
   ThreadPool pool_;
   std::vector<Scratch> scratch_;
+  Buffer shared_;
 };
 
 }  // namespace ouzel

@@ -1,0 +1,57 @@
+// Kernels of the tile GEMM: C = A B in register tiles of kRows x 32 columns. B stands in panels of
+// 32 columns, [panel][k][32], zero beyond its last column; A in a tile of a few rows, or a single
+// row.
+#pragma once
+
+#include <cstdint>
+
+#include "ouzel/context.h"
+
+namespace ouzel {
+
+inline constexpr std::int64_t kPanelWidth = 32;
+// The inner indices of one packed tile of A: 14 rows of 512 are 28 KiB, which stay in the
+// first-level cache while the panels of B stream past from the second.
+inline constexpr std::int64_t kTileInner = 512;
+// Row stride of a packed row-major tile: 33 cache lines, so that its rows fall into different sets.
+inline constexpr std::int64_t kTileRowStride = kTileInner + 16;
+// Row capacity of a packed inner-major tile: one cache line per inner index.
+inline constexpr std::int64_t kTileMaxRows = 16;
+
+enum class TileLayout {
+  kRowMajor,    // A(i, k) = a[i * kTileRowStride + k]
+  kInnerMajor,  // A(i, k) = a[k * kTileMaxRows + i]
+};
+
+// Where the chain of multiply-adds of an element starts and what becomes of its sum s.
+enum class TileSum {
+  kAssign,    // from 0; C = s
+  kContinue,  // from C; C = s
+  kAdd,       // from 0; C += s
+};
+
+// Rows [0, rows) of A times columns [0, columns) of consecutive panels.
+struct RowTile {
+  const float* a = nullptr;
+  std::int64_t rows = 0;  // 1 ... tile_rows(isa)
+  std::int64_t inner = 0;
+  const float* b = nullptr;
+  std::int64_t panel_stride = 0;  // from panel to panel
+  std::int64_t columns = 0;
+  float* c = nullptr;
+  std::int64_t c_stride = 0;  // from row to row
+  TileSum sum = TileSum::kAssign;
+};
+
+// Rows of a full tile.
+int tile_rows(Isa isa);
+void multiply_tile(Isa isa, TileLayout layout, const RowTile& tile);
+
+// Panel of B(k, j) = w[j * stride + k] for `columns` <= 32 columns: rows of w become columns.
+void pack_panel_transposed(const float* w, std::int64_t stride, std::int64_t inner,
+                           std::int64_t columns, float* panel);
+// Panel of B(k, j) = b[k * stride + j].
+void pack_panel(const float* b, std::int64_t stride, std::int64_t inner, std::int64_t columns,
+                float* panel);
+
+}  // namespace ouzel
