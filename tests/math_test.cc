@@ -109,7 +109,7 @@ TEST(Math, StaysWithinItsUlps) {
     SCOPED_TRACE(name_of(isa));
     EXPECT_LE(worst_ulp(isa, 0, floats(-87.0f, 88.72f), [](double x) { return std::exp(x); }), 1.0);
     EXPECT_LE(worst_ulp(isa, 1, floats(-125.0f, 127.99f), [](double x) { return std::exp2(x); }),
-              1.0);
+              isa == Isa::kPortable ? 1.2 : 1.0);
     EXPECT_LE(worst_ulp(isa, 2, floats(-50.0f, 88.72f), [](double x) { return std::expm1(x); }),
               2.0);
     EXPECT_LE(worst_ulp(isa, 3, floats(1.2e-38f, 3.4e38f), [](double x) { return std::log(x); }),

@@ -100,7 +100,8 @@ HWY_INLINE V expm1(D d, V x) {
   return hn::Add(result, result);
 }
 
-// 2^x: within 1 ulp, exactly 1 at 0; 0 for -inf and below -150, inf from 128 on, NaN for NaN.
+// 2^x: within 1 ulp (1.2 without fused multiply-adds), exactly 1 at 0; 0 for -inf and below -150,
+// inf from 128 on, NaN for NaN.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp2(D d, V x) {
   x = at_most(d, hn::Set(d, 129.0f), at_least(d, hn::Set(d, -151.0f), x));
