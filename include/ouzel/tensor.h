@@ -127,8 +127,10 @@ struct BasicTensor {
       stride[static_cast<std::size_t>(i)] = view.stride[static_cast<std::size_t>(i)];
     }
   }
-  BasicTensor(const BasicTensor<false>& other)  // NOLINT: mutable to const
-    requires(Const)
+  // A template, so that it is never taken for the copy constructor of Tensor.
+  template <bool OtherConst>
+  BasicTensor(const BasicTensor<OtherConst>& other)  // NOLINT: mutable to const
+    requires(Const && !OtherConst)
       : data(other.data),
         dtype(other.dtype),
         rank(other.rank),

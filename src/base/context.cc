@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -74,7 +75,7 @@ int default_threads() {
   double period = 0;
   if (quota >> limit >> period && limit != "max" && period > 0) {
     const double cores = std::strtod(limit.c_str(), nullptr) / period;
-    threads = std::min(threads, std::max(1, static_cast<int>(cores + 0.5)));
+    threads = std::min(threads, std::max(1, static_cast<int>(std::lround(cores))));
   }
   return std::max(1, threads);
 }

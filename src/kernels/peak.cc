@@ -29,7 +29,7 @@ double sum(const float* lanes, int count) {
 #define OUZEL_BURST(NAME, REG, BYTES, LANES)                                        \
   std::int64_t NAME(std::int64_t iterations) {                                      \
     const float one = 1;                                                            \
-    float out[kAccumulators * LANES];                                               \
+    float out[kAccumulators * LANES] = {};                                          \
     asm volatile(OUZEL_EACH(OUZEL_ZERO)                                           \
                  "vbroadcastss %[one], %%" REG "12\n"                             \
                  "1:\n\t" OUZEL_EACH(NAME##_FMA)                                  \
