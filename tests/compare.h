@@ -1,0 +1,104 @@
+// The yardstick: RMS of the difference over RMS of the truth, per tensor, with a floor of 1e-3 of
+// the largest RMS among the call's tensors of the same kind; a non-finite mismatch fails. And the
+// one table of bounds, repeated in docs/numerics.md.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "src/ops/reference/array.h"
+
+namespace ouzel::test {
+
+struct Bounds {
+  double output, gradient;
+};
+// float32 operators against float64, inputs of zero mean, up to 4,096 tokens.
+inline constexpr Bounds kFloat32{5e-6, 2e-5};
+// Any input (constant or narrow positive features too), at any length.
+inline constexpr Bounds kAnyInput{3e-5, 3e-5};
+// A sequence split and resumed, a step, another form: against the unbroken scan.
+inline constexpr Bounds kResumed{5e-6, 2e-5};
+// 16-bit inputs.
+inline constexpr Bounds kHalf{4e-3, 4e-3};
+// A float64 reference against numbers computed elsewhere in float64.
+inline constexpr Bounds kFloat64{1e-12, 1e-12};
+
+template <class Real>
+double rms(const std::vector<Real>& x) {
+  double sum = 0;
+  std::size_t count = 0;
+  for (Real v : x) {
+    if (!std::isfinite(v)) continue;
+    sum += static_cast<double>(v) * static_cast<double>(v);
+    ++count;
+  }
+  return count == 0 ? 0 : std::sqrt(sum / static_cast<double>(count));
+}
+
+// Collects the tensors of one call, then judges them together.
+class Comparison {
+ public:
+  template <class Real>
+  void output(const std::string& name, const reference::Array<Real>& got,
+              const reference::Array<double>& truth) {
+    add(outputs_, name, got, truth);
+  }
+  template <class Real>
+  void gradient(const std::string& name, const reference::Array<Real>& got,
+                const reference::Array<double>& truth) {
+    add(gradients_, name, got, truth);
+  }
+
+  // The worst error as a share of its bound; test failures name tensors beyond it.
+  double expect_within(const Bounds& bounds) const {
+    return std::max(judge(outputs_, bounds.output), judge(gradients_, bounds.gradient));
+  }
+
+ private:
+  struct Entry {
+    std::string name;
+    double difference, truth;
+  };
+
+  template <class Real>
+  void add(std::vector<Entry>& entries, const std::string& name, const reference::Array<Real>& got,
+           const reference::Array<double>& truth) {
+    ASSERT_EQ(got.shape, truth.shape) << name;
+    std::vector<double> difference(truth.data.size());
+    for (std::size_t i = 0; i < truth.data.size(); ++i) {
+      const double x = static_cast<double>(got.data[i]), y = truth.data[i];
+      const bool same_kind = std::isnan(y)   ? std::isnan(x)
+                             : std::isinf(y) ? x == y
+                                             : std::isfinite(x);
+      if (!same_kind) {
+        ADD_FAILURE() << name << "[" << i << "] is " << x << ", expected " << y;
+        difference[i] = std::numeric_limits<double>::max();
+      } else if (std::isfinite(y)) {
+        difference[i] = x - y;
+      }
+    }
+    entries.push_back({name, rms(difference), rms(truth.data)});
+  }
+
+  static double judge(const std::vector<Entry>& entries, double bound) {
+    double largest = 0, worst = 0;
+    for (const Entry& e : entries) largest = std::max(largest, e.truth);
+    for (const Entry& e : entries) {
+      const double error = e.difference / std::max({e.truth, 1e-3 * largest, 1e-30});
+      EXPECT_LE(error, bound) << e.name;
+      worst = std::max(worst, error / bound);
+    }
+    return worst;
+  }
+
+  std::vector<Entry> outputs_, gradients_;
+};
+
+}  // namespace ouzel::test

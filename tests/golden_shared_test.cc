@@ -1,0 +1,40 @@
+// The larger set of golden files, in the folder that OUZEL_SHARED names (or ../shared): the files
+// of the operators that exist here. Without the folder there is nothing to compare with; with it, a
+// missing index or file is a failure.
+#include <cstdlib>
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "tests/golden_check.h"
+
+namespace ouzel::test {
+namespace {
+
+std::string shared_folder() {
+  const char* given = std::getenv("OUZEL_SHARED");
+  return given != nullptr && *given != '\0' ? given : OUZEL_SOURCE_DIR "/../shared";
+}
+
+class SharedGolden : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(shared_folder())) GTEST_SKIP() << "skipped: no shared data";
+    for (const std::string& path : golden_files(shared_folder() + "/golden/dev")) {
+      GoldenFile f = load_golden(path);
+      if (supported(f)) files_.push_back(std::move(f));
+    }
+    ASSERT_GE(files_.size(), 60u);
+  }
+  std::vector<GoldenFile> files_;
+};
+
+TEST_F(SharedGolden, ReferencesAgreeToFloat64) {
+  for (const GoldenFile& f : files_) {
+    SCOPED_TRACE(f.path);
+    expect_golden(f, run_reference(f), kFloat64);
+  }
+}
+
+}  // namespace
+}  // namespace ouzel::test
