@@ -1,13 +1,128 @@
-// The program: `ouzel VERB ...`, one file per verb.
+// The program: `ouzel VERB ...`, one file per verb (cmd_VERB.cc).
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
 
-#include "ouzel/ouzel.h"
+#include <fmt/format.h>
+
+#include "apps/ouzel/manual.h"
+#include "apps/ouzel/program.h"
+#include "ouzel/error.h"
+#include "ouzel/version.h"
+#include "src/base/text.h"
+
+namespace ouzel::app {
+
+extern const Verb kInfoVerb;
+
+namespace {
+
+// In the order in which --help lists them.
+constexpr const Verb* kVerbs[] = {
+    &kInfoVerb,
+};
+
+constexpr int kFailed = 1, kUsage = 2, kInterrupted = 130;
+
+// What parsing left over: flags that the verb does not have, arguments too many.
+void check_extras(const Verb& verb, const CLI::App& parser) {
+  const std::vector<std::string> extras = parser.remaining();
+  if (extras.empty()) return;
+  const std::string& extra = extras.front();
+  if (!extra.starts_with('-') || extra == "-") {
+    throw UsageError(fmt::format("the argument '{}' is one too many (see 'ouzel {} --help')",
+                                 printable(extra), verb.name));
+  }
+  const std::string flag = extra.substr(0, extra.find('='));
+  // "-backward" and "--backword" both mean "--backward".
+  const std::string dashed = "--" + flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  throw UsageError(fmt::format("there is no flag '{}'{} (see 'ouzel {} --help')", printable(flag),
+                               did_you_mean(dashed, flag_names(parser)), verb.name));
+}
+
+int run_verb(const Verb& verb, std::vector<std::string> arguments) {
+  const ParsedVerb parsed = make_parser(verb);
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+  try {
+    parsed.parser->parse(arguments);
+  } catch (const CLI::CallForHelp&) {
+    write_out(verb_help(verb, *parsed.parser));
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    check_extras(verb, *parsed.parser);  // an unknown flag explains more than what is then missing
+    throw UsageError(fmt::format("{} (see 'ouzel {} --help')", printable(e.what()), verb.name));
+  }
+  check_extras(verb, *parsed.parser);
+  return parsed.action();
+}
+
+int run(const std::vector<std::string>& arguments, std::string& name) {
+  if (arguments.empty()) {
+    const std::string help = program_help(kVerbs);
+    std::fwrite(help.data(), 1, help.size(), stderr);
+    return kUsage;
+  }
+  const std::string& first = arguments[0];
+  for (const Verb* verb : kVerbs) {
+    if (first == verb->name) {
+      name += " " + first;
+      return run_verb(*verb, {arguments.begin() + 1, arguments.end()});
+    }
+  }
+  if (first == "--version") {
+    write_out(fmt::format("ouzel {}\n", version()));
+  } else if (first == "-h" || first == "--help") {
+    write_out(program_help(kVerbs));
+  } else if (first == "--man") {
+    write_out(man_page(kVerbs));
+  } else if (first == "--completion-bash") {
+    write_out(bash_completion(kVerbs));
+  } else {
+    std::vector<std::string> known = {"--help", "--version", "--man", "--completion-bash"};
+    for (const Verb* verb : kVerbs) known.emplace_back(verb->name);
+    throw UsageError(fmt::format("there is no {} '{}'{} (see 'ouzel --help')",
+                                 first.starts_with('-') ? "flag" : "verb", printable(first),
+                                 did_you_mean(first, known)));
+  }
+  return 0;
+}
+
+int run_and_report(const std::vector<std::string>& arguments) {
+  std::string name = "ouzel";
+  const auto report = [&](int code, std::string_view sentence) {
+    const std::string line = fmt::format("{}: {}\n", name, sentence);
+    std::fwrite(line.data(), 1, line.size(), stderr);
+    return code;
+  };
+  try {
+    const int code = run(arguments, name);
+    flush_out();
+    return code;
+  } catch (const ClosedPipe&) {
+    return 0;
+  } catch (const UsageError& e) {
+    return report(kUsage, e.what());
+  } catch (const Error& e) {
+    const bool cancelled = e.kind() == ErrorKind::kCancelled;
+    return report(cancelled ? kInterrupted : kFailed, cancelled ? "interrupted" : e.what());
+  } catch (const std::bad_alloc&) {
+    return report(kFailed, "out of memory");
+  } catch (const std::exception& e) {
+    return report(kFailed, e.what());
+  }
+}
+
+}  // namespace
+}  // namespace ouzel::app
 
 int main(int argc, char** argv) {
-  if (argc == 2 && std::strcmp(argv[1], "--version") == 0) {
-    std::printf("ouzel %s\n", ouzel::version());
-    return 0;
-  }
-  return 2;
+  ouzel::app::prepare_process();
+  const int code = ouzel::app::run_and_report({argv + std::min(argc, 1), argv + argc});
+  // What could not be written has been reported; closing stdout again must not change the code.
+  return code;
 }

@@ -1,0 +1,126 @@
+#include "apps/ouzel/program.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "ouzel/error.h"
+
+namespace ouzel::app {
+namespace {
+
+volatile sig_atomic_t interrupt_flag = 0;
+
+void on_interrupt(int) { interrupt_flag = 1; }
+
+[[noreturn]] void fail_out() {
+  const int error = errno;
+  if (error == EPIPE) throw ClosedPipe();
+  throw Error(ErrorKind::kIo, fmt::format("cannot write to stdout: {}", std::strerror(error)));
+}
+
+}  // namespace
+
+void CommonOptions::declare_compute(CLI::App& parser) {
+  parser.add_option("-t,--threads", threads, "Threads to compute with")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024))
+      ->default_str("OUZEL_THREADS, or all that the process may use");
+  std::vector<std::string> names;
+  for (Isa set : supported_isas()) names.emplace_back(name_of(set));
+  parser.add_option("--isa", isa, "Instruction set to compute with")
+      ->type_name("NAME")
+      ->check(CLI::IsMember(names))
+      ->default_str("OUZEL_ISA, or the best that the machine has");
+}
+
+void CommonOptions::declare_quiet(CLI::App& parser) {
+  parser.add_flag("-q,--quiet", quiet, "Print nothing but the product and errors");
+}
+
+void CommonOptions::declare_json(CLI::App& parser) {
+  parser.add_flag("--json", json, "Print one JSON object");
+}
+
+Context CommonOptions::context() const {
+  return Context({.threads = threads,
+                  .isa = isa.empty() ? default_isa() : isa_from_name(isa),
+                  .cancelled = interrupted});
+}
+
+void CommonOptions::write_line(std::string line) {
+  line += '\n';
+  std::fwrite(line.data(), 1, line.size(), stderr);  // stderr's fate is nobody's concern
+}
+
+void write_out(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) fail_out();
+}
+
+void flush_out() {
+  if (std::fflush(stdout) != 0) fail_out();
+}
+
+void write_json(const Json& value) {
+  write_out(value.dump(2, ' ', false, Json::error_handler_t::replace) + '\n');
+}
+
+bool interrupted() { return interrupt_flag != 0; }
+
+void check_interrupt() {
+  if (interrupted()) throw Error(ErrorKind::kCancelled, "interrupted");
+}
+
+void prepare_process() {
+  // A standard stream that was closed by the caller must not become the first file that we open.
+  for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) < 0 && errno == EBADF) {
+      // Opened the wrong way round, so that its use fails instead of going nowhere.
+      ::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+    }
+  }
+  ::signal(SIGPIPE, SIG_IGN);  // writes fail with EPIPE instead: files can be finished first
+  ::signal(SIGXFSZ, SIG_IGN);  // and with EFBIG at a limit on file size
+  struct sigaction action = {};
+  action.sa_handler = on_interrupt;
+  // The second signal finds the default action. Blocking reads return with EINTR.
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  for (int signal : {SIGINT, SIGTERM}) {
+    struct sigaction before;
+    // Whoever started us in the background with SIGINT ignored wants it to stay so.
+    if (::sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) {
+      ::sigaction(signal, &action, nullptr);
+    }
+  }
+}
+
+std::uint64_t peak_memory() {
+  struct rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+std::string human_bytes(std::uint64_t bytes) {
+  constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  double value = static_cast<double>(bytes) / 1024;
+  std::size_t unit = 0;
+  while (value >= 1023.95 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string with_commas(std::uint64_t number) {
+  std::string text = std::to_string(number);
+  for (std::size_t i = text.size(); i > 3;) text.insert(i -= 3, ",");
+  return text;
+}
+
+}  // namespace ouzel::app

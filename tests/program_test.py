@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""The program's manners, from outside: exit codes, nearest names, what goes to stdout and what to
+stderr, closed pipes, full disks, hostile files.
+
+usage: program_test.py PATH_OF_OUZEL
+"""
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+OUZEL = ""
+
+
+def run(*arguments, **options):
+    """The finished process; text is decoded, and nothing may take longer than 20 seconds."""
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    options.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.run([OUZEL, *map(str, arguments)], text=True, timeout=20, check=False,
+                          **options)
+
+
+def safetensors(tensors, metadata=None):
+    """The bytes of a file; tensors: name -> (dtype, shape, bytes)."""
+    header, data = {}, b""
+    if metadata is not None:
+        header["__metadata__"] = metadata
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def floats(*values):
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+class ProgramTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="ouzel-program-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def put(self, name, content):
+        path = self.folder / name
+        path.write_bytes(content)
+        return path
+
+    def assert_fails(self, process, code, *parts):
+        """Exit code, nothing on stdout, one line on stderr that starts with the program's name."""
+        self.assertEqual(process.returncode, code, process.stderr)
+        self.assertEqual(process.stdout, "")
+        self.assertEqual(process.stderr.count("\n"), 1, process.stderr)
+        self.assertRegex(process.stderr, r"^ouzel( [a-z]+)?: ")
+        for part in parts:
+            self.assertIn(part, process.stderr)
+
+
+class Usage(ProgramTest):
+    def test_version_is_one_line(self):
+        process = run("--version")
+        self.assertEqual((process.returncode, process.stderr), (0, ""))
+        self.assertRegex(process.stdout, r"^ouzel \d+\.\d+\.\d+\n$")
+
+    def test_help_lists_verbs_and_their_help_has_options_and_examples(self):
+        process = run("--help")
+        self.assertEqual((process.returncode, process.stderr), (0, ""))
+        verbs = re.findall(r"^  ([a-z]+) ", process.stdout.split("verbs:")[1].split("\n\n")[0],
+                           re.MULTILINE)
+        self.assertIn("info", verbs)
+        for verb in verbs:
+            process = run(verb, "--help")
+            self.assertEqual((process.returncode, process.stderr), (0, ""), verb)
+            for part in ("usage: ouzel " + verb, "options:", "examples:\n  ouzel " + verb):
+                self.assertIn(part, process.stdout)
+            self.assertLessEqual(max(map(len, process.stdout.splitlines())), 100, verb)
+
+    def test_without_a_verb_help_goes_to_stderr(self):
+        process = run()
+        self.assertEqual((process.returncode, process.stdout), (2, ""))
+        self.assertIn("usage: ouzel VERB", process.stderr)
+
+    def test_unknown_names_get_their_nearest_relative(self):
+        self.assert_fails(run("inof"), 2, "'inof'", "did you mean 'info'?")
+        self.assert_fails(run("--verison"), 2, "did you mean '--version'?")
+        self.assert_fails(run("info", "--jsno"), 2, "ouzel info: ", "did you mean '--json'?")
+        self.assert_fails(run("info", "-json"), 2, "did you mean '--json'?")
+        self.assert_fails(run("info", "--treads=2"), 2, "did you mean '--threads'?")
+        process = run("zzzzzzzz")
+        self.assert_fails(process, 2)
+        self.assertNotIn("did you mean", process.stderr)
+        self.assert_fails(run("\x1b[31m"), 2, "\\x1b[31m")
+
+    def test_values_are_checked(self):
+        self.assert_fails(run("info", "--threads", "0"), 2, "--threads")
+        self.assert_fails(run("info", "--threads", "two"), 2, "--threads")
+        self.assert_fails(run("info", "--threads"), 2, "--threads")
+        self.assert_fails(run("info", "--isa", "sse9"), 2, "--isa", "avx2")
+        self.assert_fails(run("info", "a", "b"), 2, "'b'", "one too many")
+
+    def test_environment(self):
+        environment = dict(os.environ, OUZEL_THREADS="3", OUZEL_ISA="portable")
+        told = json.loads(run("info", "--json", env=environment).stdout)
+        self.assertEqual((told["threads"], told["isa"]), (3, "portable"))
+        told = json.loads(run("info", "--json", "-t", "2", env=environment).stdout)
+        self.assertEqual(told["threads"], 2)
+        for name, value in (("OUZEL_THREADS", "-1"), ("OUZEL_ISA", "sse9")):
+            process = run("info", env=dict(os.environ, **{name: value}))
+            self.assert_fails(process, 1, value, name)
+
+    def test_completion_and_man_page_know_every_flag(self):
+        script = run("--completion-bash").stdout
+        page = run("--man").stdout
+        flags = set(re.findall(r"--[a-z-]+", run("info", "--help").stdout))
+        self.assertIn("--json", flags)
+        for flag in flags:
+            self.assertIn(flag, script)
+            self.assertIn(flag.replace("-", "\\-"), page)
+        self.assertTrue(page.startswith(".TH OUZEL 1"))
+        if shutil.which("bash"):
+            asked = script + "COMP_WORDS=(ouzel info --j) COMP_CWORD=2; _ouzel; echo ${COMPREPLY[@]}"
+            reply = subprocess.run(["bash", "-c", asked], capture_output=True, text=True,
+                                   check=True)
+            self.assertEqual(reply.stdout.strip(), "--json")
+
+
+class Streams(ProgramTest):
+    def test_a_closed_pipe_ends_quietly(self):
+        # More than a pipe holds, so that a write meets the closed end.
+        tensors = {f"tensor.{i:06}": ("U8", [0], b"") for i in range(4000)}
+        path = self.put("many.safetensors", safetensors(tensors))
+        with subprocess.Popen([OUZEL, "info", str(path)], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) as process:
+            process.stdout.read(10)
+            process.stdout.close()
+            self.assertEqual(process.stderr.read(), b"")
+            self.assertEqual(process.wait(timeout=20), 0)
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full here")
+    def test_a_full_disk_is_an_error(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            for arguments in (["info"], ["--help"], ["--version"]):
+                process = run(*arguments, stdout=full)
+                self.assertEqual(process.returncode, 1)
+                self.assertIn("No space left", process.stderr)
+
+    def test_a_closed_stdout_is_an_error_and_no_file_takes_its_place(self):
+        process = subprocess.run(["sh", "-c", f'"{OUZEL}" info >&-'], capture_output=True,
+                                 text=True, timeout=20, check=False)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("stdout", process.stderr)
+
+
+class Info(ProgramTest):
+    def test_machine(self):
+        process = run("info")
+        self.assertEqual((process.returncode, process.stderr), (0, ""))
+        for part in ("compiler", "instruction set", "threads", "caches"):
+            self.assertIn(part, process.stdout)
+        told = json.loads(run("info", "--json").stdout)
+        self.assertIn(told["isa"], told["isas"])
+
+    def test_file(self):
+        path = self.put("a.safetensors", safetensors(
+            {"w": ("F32", [2, 2], floats(1, 2, 3, 4)), "mask": ("BOOL", [3], b"\0\1\0")},
+            {"op": "gla", "note": "two\nlines\x1b[31m"}))
+        process = run("info", path)
+        self.assertEqual((process.returncode, process.stderr), (0, ""))
+        for part in ("w ", "F32", "[2, 2]", "BOOL", "op: gla", "2 tensors, 7 elements"):
+            self.assertIn(part, process.stdout)
+        self.assertNotIn("\x1b", process.stdout)
+        told = json.loads(run("info", path, "--json").stdout)
+        self.assertEqual(told["elements"], 7)
+        self.assertEqual(told["tensors"][0],
+                         {"name": "w", "dtype": "F32", "shape": [2, 2], "bytes": 16})
+
+    def test_model_in_one_and_in_several_files(self):
+        self.put("config.json", b'{"model_type": "retnet", "hidden_size": 2}')
+        self.assert_fails(run("info", self.folder), 1, "model.safetensors")
+        self.put("model-1.safetensors", safetensors({"a": ("F32", [2], floats(1, 2))}))
+        self.put("model-2.safetensors", safetensors({"b": ("F32", [1], floats(1))}))
+        self.put("model.safetensors.index.json", json.dumps(
+            {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode())
+        told = json.loads(run("info", self.folder, "--json").stdout)
+        self.assertEqual((told["model_type"], told["parameters"]), ("retnet", 3))
+        self.put("model.safetensors.index.json",
+                 b'{"weight_map": {"a": "../outside.safetensors"}}')
+        self.assert_fails(run("info", self.folder), 1, "no file of this folder")
+        self.put("model.safetensors", safetensors({"a": ("F32", [2], floats(1, 2))}))
+        process = run("info", self.folder)
+        self.assertIn("retnet, 1 tensors, 2 parameters", process.stdout)
+        self.put("config.json", b'{"model_type": ')
+        self.assert_fails(run("info", self.folder), 1, "config.json", "not JSON")
+        (self.folder / "config.json").unlink()
+        self.assert_fails(run("info", self.folder), 1, "no config.json")
+
+    def test_hostile_files(self):
+        one = {"w": ("F32", [1], floats(1))}
+        whole = safetensors(one)
+        for name, content, part in (
+                ("empty", b"", "0 bytes"),
+                ("text", b"Lorem ipsum dolor sit amet", "header of"),
+                ("cut", whole[:-1], "cut off"),
+                ("longer", whole + b"x", "belong to no tensor"),
+                ("giant", struct.pack("<Q", 1 << 63) + whole, "limit"),
+                ("deep", struct.pack("<Q", 100000) + b"[" * 100000, "deeper"),
+                ("bytes", struct.pack("<Q", 4) + b'{"\xff"', "not JSON"),
+        ):
+            with self.subTest(name):
+                self.assert_fails(run("info", self.put(name, content)), 1, name, part)
+        self.assert_fails(run("info", self.folder / "missing"), 1, "No such file")
+        os.mkfifo(self.folder / "pipe")
+        self.assert_fails(run("info", self.folder / "pipe"), 1, "pipe")
+
+
+if __name__ == "__main__":
+    OUZEL = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
