@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "ouzel/context.h"
+
 namespace ouzel::bench {
 
 // One figure. Members that do not apply stay 0 or empty and are left out of what is printed.
@@ -28,6 +30,9 @@ struct Row {
 
 struct CaseOptions {
   int runs = 9;
+  Isa isa = default_isa();
+
+  Context context(int threads) const { return Context({.threads = threads, .isa = isa}); }
 };
 
 struct Case {

@@ -78,9 +78,9 @@ Form softmax_form() {
 // Peak bytes of a training step: arrays, what is kept between the passes, and scratch. A call
 // reserves its scratch before its first task, so a backward pass that is cancelled there has shown
 // its peak.
-std::int64_t training_bytes(const Form& form, const Arrays& arrays) {
+std::int64_t training_bytes(const Form& form, const Arrays& arrays, Isa isa) {
   bool cancel = false;
-  Context context({.threads = 1, .cancelled = [&] { return cancel; }});
+  Context context({.threads = 1, .isa = isa, .cancelled = [&] { return cancel; }});
   const Buffer saved = Buffer::zeros(form.saved_bytes(arrays));
   for (const auto& pass : {form.forward, form.backward}) {
     cancel = true;
@@ -93,19 +93,20 @@ std::int64_t training_bytes(const Form& form, const Arrays& arrays) {
   return arrays.bytes() + static_cast<std::int64_t>(saved.bytes() + context.scratch_bytes());
 }
 
-std::vector<Row> crossing(int runs) {
+std::vector<Row> crossing(const CaseOptions& options) {
   const Form forms[] = {linear_form(), softmax_form()};
   std::vector<Row> rows;
   std::int64_t crossed = 0;
   for (std::int64_t tokens = 16; tokens <= 131'072; tokens *= 2) {
     const Arrays arrays(tokens);
-    Context context({.threads = 1});
+    Context context = options.context(1);
     double ms[2] = {};
     for (int f = 0; f < 2; ++f) {
       const auto call = [&] { forms[f].forward(context, arrays, nullptr); };
       const double first = seconds_of(call);
       // Short calls are repeated to a tenth of a second, those of seconds are not repeated.
-      const int repeats = std::clamp(static_cast<int>(0.1 / first), first > 0.5 ? 0 : runs, 1000);
+      const int repeats =
+          std::clamp(static_cast<int>(0.1 / first), first > 0.5 ? 0 : options.runs, 1000);
       std::vector<double> seconds(1, first);
       if (repeats > 0) seconds.clear();
       for (int i = 0; i < repeats; ++i) seconds.push_back(seconds_of(call));
@@ -121,8 +122,8 @@ std::vector<Row> crossing(int runs) {
               .V = kSize,
               .ms = ms[f],
               .clock = "one call; bytes per token: the peak of a forward and a backward pass"};
-      row.bytes_token =
-          static_cast<double>(training_bytes(forms[f], arrays)) / static_cast<double>(tokens);
+      row.bytes_token = static_cast<double>(training_bytes(forms[f], arrays, options.isa)) /
+                        static_cast<double>(tokens);
       rows.push_back(row);
     }
     if (ms[0] >= ms[1]) crossed = 0;
@@ -142,9 +143,6 @@ std::vector<Row> crossing(int runs) {
 
 }  // namespace
 
-void add_crossing_case(std::vector<Case>& cases) {
-  cases.push_back(
-      {"crossing/64", [](const CaseOptions& options) { return crossing(options.runs); }});
-}
+void add_crossing_case(std::vector<Case>& cases) { cases.push_back({"crossing/64", crossing}); }
 
 }  // namespace ouzel::bench

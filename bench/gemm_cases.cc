@@ -15,10 +15,11 @@ namespace {
 enum class GemmForm { kForward, kInputGradient, kWeightGradient };
 
 // x [m, k], w [n, k], y [m, n].
-std::vector<Row> gemm(GemmForm form, std::int64_t m, std::int64_t n, std::int64_t k, int runs) {
+std::vector<Row> gemm(GemmForm form, std::int64_t m, std::int64_t n, std::int64_t k,
+                      const CaseOptions& options) {
   const Data x(1, {m, k}), w(2, {n, k}, 0.05), y(3, {m, n});
   const auto view = [](const Data& d) { return d.tensor().view<float, 2>(); };
-  Context context({.threads = 1});
+  Context context = options.context(1);
   PackedMatrix packed;
   packed.pack(context, view(w));
 
@@ -60,7 +61,7 @@ std::vector<Row> gemm(GemmForm form, std::int64_t m, std::int64_t n, std::int64_
       break;
   }
   const double flops = 2.0 * static_cast<double>(m * n * k);
-  Row efficiency = with_efficiency(row, context, flops, runs, ours);
+  Row efficiency = with_efficiency(row, context, flops, options.runs, ours);
   result->consume("gemm");
   if (blas == nullptr) {
     efficiency.variant += "; OpenBLAS is not installed: no ratio";
@@ -68,7 +69,7 @@ std::vector<Row> gemm(GemmForm form, std::int64_t m, std::int64_t n, std::int64_
   }
   row.variant += ", over OpenBLAS " + blas->core();
   row.clock += "; ratio: OpenBLAS's time over ours";
-  return {std::move(efficiency), with_ratio(row, runs, ours, theirs)};
+  return {std::move(efficiency), with_ratio(row, options.runs, ours, theirs)};
 }
 
 }  // namespace
@@ -81,7 +82,7 @@ void add_gemm_cases(std::vector<Case>& cases) {
     const std::string shape = fmt::format("{}x{}x{}", s.m, s.n, s.k);
     const auto add = [&](const char* name, GemmForm form) {
       cases.push_back({fmt::format("gemm/{}/{}", name, shape), [=](const CaseOptions& options) {
-                         return gemm(form, s.m, s.n, s.k, options.runs);
+                         return gemm(form, s.m, s.n, s.k, options);
                        }});
     };
     add("forward", GemmForm::kForward);

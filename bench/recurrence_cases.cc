@@ -97,28 +97,29 @@ struct Retention {
 
 template <class Law>
 Row forward(const typename Law::Options& options, std::string variant, std::int64_t d,
-            std::int64_t position, int threads, int runs) {
+            std::int64_t position, const CaseOptions& bench) {
   Problem p(d, position);
-  Context context({.threads = threads});
+  Context context = bench.context(1);
   Row row = with_efficiency(p.row(Law::kName, "forward", std::move(variant)), context, p.flops(4),
-                            runs, [&] { Law::forward(context, options, p); });
+                            bench.runs, [&] { Law::forward(context, options, p); });
   p.o.consume(Law::kName);
   return row;
 }
 
 template <class Law>
-Row backward(const typename Law::Options& options, std::string variant, std::int64_t d, int runs) {
+Row backward(const typename Law::Options& options, std::string variant, std::int64_t d,
+             const CaseOptions& bench) {
   Problem p(d, 0);
   const Data d_o(6, {1, kTokens, kHeads, d});
   const Data dq = Data::empty({1, kTokens, kHeads, d}), dk = Data::empty({1, kTokens, kHeads, d}),
              dv = Data::empty({1, kTokens, kHeads, d});
-  Context context({.threads = 1});
+  Context context = bench.context(1);
   const Buffer saved(Law::saved_bytes(options, p));
   p.outputs.saved = saved.data();
   Law::forward(context, options, p);
   Row row = p.row(Law::kName, "backward", std::move(variant));
   row.clock = "dq, dk and dv of one call; the forward call before it is outside";
-  row = with_efficiency(row, context, p.flops(10), runs, [&] {
+  row = with_efficiency(row, context, p.flops(10), bench.runs, [&] {
     Law::backward(context, options, p, saved.data(), {.o = d_o.tensor()},
                   {.q = dq.tensor(), .k = dk.tensor(), .v = dv.tensor()});
   });
@@ -127,14 +128,14 @@ Row backward(const typename Law::Options& options, std::string variant, std::int
 }
 
 // The same call on one thread and on two.
-Row scaling(std::int64_t d, int runs) {
+Row scaling(std::int64_t d, const CaseOptions& bench) {
   Problem p(d, 0);
-  Context one({.threads = 1}), two({.threads = 2});
+  Context one = bench.context(1), two = bench.context(2);
   Row row = p.row(LinearAttention::kName, "forward", "identity, two threads over one");
   row.clock = "one call; ratio: one thread's time over that of two";
   row.threads = 2;
   row = with_ratio(
-      row, runs, [&] { LinearAttention::forward(two, {}, p); },
+      row, bench.runs, [&] { LinearAttention::forward(two, {}, p); },
       [&] { LinearAttention::forward(one, {}, p); });
   p.o.consume(LinearAttention::kName);
   return row;
@@ -145,28 +146,31 @@ Row scaling(std::int64_t d, int runs) {
 void add_recurrence_cases(std::vector<Case>& cases) {
   const auto add = [&](std::string name, std::int64_t d, auto&& measure) {
     cases.push_back({fmt::format("{}/{}", name, d), [=](const CaseOptions& options) {
-                       return std::vector<Row>{measure(options.runs)};
+                       return std::vector<Row>{measure(options)};
                      }});
   };
   for (const std::int64_t d : {64, 128}) {
-    add("linear_attention/forward/identity", d,
-        [=](int runs) { return forward<LinearAttention>({}, "identity", d, 0, 1, runs); });
-    add("linear_attention/forward/elu1", d, [=](int runs) {
+    add("linear_attention/forward/identity", d, [=](const CaseOptions& bench) {
+      return forward<LinearAttention>({}, "identity", d, 0, bench);
+    });
+    add("linear_attention/forward/elu1", d, [=](const CaseOptions& bench) {
       LinearAttentionOptions options;
       options.feature_map.kind = FeatureMapKind::kElu1;
       options.normalize = true;
-      return forward<LinearAttention>(options, "elu1, normalised", d, 0, 1, runs);
+      return forward<LinearAttention>(options, "elu1, normalised", d, 0, bench);
     });
-    add("linear_attention/backward/identity", d,
-        [=](int runs) { return backward<LinearAttention>({}, "identity", d, runs); });
-    add("linear_attention/forward/position_1000000", d, [=](int runs) {
-      return forward<LinearAttention>({}, "identity, at position 1,000,000", d, 1'000'000, 1, runs);
+    add("linear_attention/backward/identity", d, [=](const CaseOptions& bench) {
+      return backward<LinearAttention>({}, "identity", d, bench);
+    });
+    add("linear_attention/forward/position_1000000", d, [=](const CaseOptions& bench) {
+      return forward<LinearAttention>({}, "identity, at position 1,000,000", d, 1'000'000, bench);
     });
     add("retention/forward", d,
-        [=](int runs) { return forward<Retention>({}, "", d, 0, 1, runs); });
-    add("retention/backward", d, [=](int runs) { return backward<Retention>({}, "", d, runs); });
+        [=](const CaseOptions& bench) { return forward<Retention>({}, "", d, 0, bench); });
+    add("retention/backward", d,
+        [=](const CaseOptions& bench) { return backward<Retention>({}, "", d, bench); });
   }
-  add("linear_attention/threads", 64, [](int runs) { return scaling(64, runs); });
+  add("linear_attention/threads", 64, [](const CaseOptions& bench) { return scaling(64, bench); });
 }
 
 }  // namespace ouzel::bench

@@ -14,14 +14,14 @@ namespace {
 
 constexpr std::int64_t kTokens = 4096, kHeads = 2;
 
-Row softmax(std::int64_t d, bool backward, int runs) {
+Row softmax(std::int64_t d, bool backward, const CaseOptions& options) {
   const auto random = [&](std::uint64_t seed) { return Data(seed, {1, kTokens, kHeads, d}); };
   const auto empty = [&] { return Data::empty({1, kTokens, kHeads, d}); };
   const Data q = random(1), k = random(2), v = random(3), d_o = random(4);
   const Data o = empty(), dq = empty(), dk = empty(), dv = empty();
   const Data lse = Data::empty({1, kTokens, kHeads});
-  Context context({.threads = 1});
-  const SoftmaxAttentionOptions options;
+  Context context = options.context(1);
+  const SoftmaxAttentionOptions causal;
   const SoftmaxAttentionInputs inputs{.q = q.tensor(), .k = k.tensor(), .v = v.tensor()};
   SoftmaxAttentionOutputs outputs{.o = o.tensor()};
   if (backward) outputs.lse = lse.tensor();
@@ -36,10 +36,10 @@ Row softmax(std::int64_t d, bool backward, int runs) {
           .K = d,
           .V = d,
           .clock = backward ? "a forward call and a backward call" : "one call"};
-  row = with_efficiency(row, context, flops, runs, [&] {
-    softmax_attention(context, options, inputs, outputs);
+  row = with_efficiency(row, context, flops, options.runs, [&] {
+    softmax_attention(context, causal, inputs, outputs);
     if (backward) {
-      softmax_attention_backward(context, options, inputs, o.tensor(), lse.tensor(), d_o.tensor(),
+      softmax_attention_backward(context, causal, inputs, o.tensor(), lse.tensor(), d_o.tensor(),
                                  dq.tensor(), dk.tensor(), dv.tensor());
     }
   });
@@ -58,7 +58,7 @@ void add_softmax_cases(std::vector<Case>& cases) {
       cases.push_back(
           {fmt::format("softmax_attention/{}/{}", backward ? "forward_backward" : "forward", d),
            [=](const CaseOptions& options) {
-             return std::vector<Row>{softmax(d, backward, options.runs)};
+             return std::vector<Row>{softmax(d, backward, options)};
            }});
     }
   }
