@@ -30,8 +30,9 @@ void embed(Context& context, std::span<const std::int32_t> tokens, View<const fl
 void embed_backward(Context& context, std::span<const std::int32_t> tokens, View<const float, 2> dy,
                     View<float, 2> dtable);
 
-// losses[r] = logsumexp(logits[r]) - logits[r][targets[r]] in nats; targets of -1 give 0. If
-// dlogits is not null it receives weight * d losses[r] / d logits[r] (it may be logits' memory).
+// losses[r] = logsumexp(logits[r]) - logits[r][targets[r]] in nats; targets of -1 give 0 (and
+// gradients of 0), the caller has checked that the others are in range. If dlogits is dlogits is
+// not null it receives weight * d losses[r] / d logits[r] (it may be logits' memory).
 void cross_entropy(Context& context, View<const float, 2> logits,
                    std::span<const std::int32_t> targets, float weight, float* losses,
                    View<float, 2>* dlogits);

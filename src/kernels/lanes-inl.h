@@ -1,0 +1,55 @@
+// A loop over n floats in vectors whose tail runs the same body on its first lanes only: nothing
+// beyond n is read or written.
+#if defined(OUZEL_KERNELS_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OUZEL_KERNELS_LANES_INL_H_
+#undef OUZEL_KERNELS_LANES_INL_H_
+#else
+#define OUZEL_KERNELS_LANES_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ouzel::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+struct AllLanes {
+  template <class D>
+  HWY_INLINE hn::Vec<D> Load(D d, const float* p) const {
+    return hn::LoadU(d, p);
+  }
+  template <class D>
+  HWY_INLINE void Store(hn::Vec<D> v, D d, float* p) const {
+    hn::StoreU(v, d, p);
+  }
+};
+
+// Lanes from `count` on are loaded as 0.
+struct FirstLanes {
+  size_t count;
+  template <class D>
+  HWY_INLINE hn::Vec<D> Load(D d, const float* p) const {
+    return hn::MaskedLoad(hn::FirstN(d, count), d, p);
+  }
+  template <class D>
+  HWY_INLINE void Store(hn::Vec<D> v, D d, float* p) const {
+    hn::BlendedStore(v, hn::FirstN(d, count), d, p);
+  }
+};
+
+// body(i, lanes) for i = 0, L, 2L, ... of vectors of L lanes.
+template <class D, class Body>
+HWY_INLINE void ForVectors(D d, int64_t n, Body body) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) body(i, AllLanes());
+  if (i < n) body(i, FirstLanes{static_cast<size_t>(n - i)});
+}
+
+}  // namespace ouzel::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
