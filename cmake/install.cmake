@@ -1,4 +1,5 @@
-# `cmake --install`: headers, shared library, CMake package, pkg-config file, program.
+# `cmake --install`: headers, shared library, CMake package, pkg-config file, program, its man
+# page and completions.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -7,6 +8,16 @@ install(TARGETS ouzel EXPORT ouzelTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS ouzel_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+
+# The program writes its own manual.
+add_custom_command(OUTPUT ouzel.1 ouzel.bash
+                   COMMAND ouzel_program --man > ouzel.1
+                   COMMAND ouzel_program --completion-bash > ouzel.bash
+                   DEPENDS ouzel_program VERBATIM)
+add_custom_target(ouzel_manual ALL DEPENDS ouzel.1 ouzel.bash)
+install(FILES ${PROJECT_BINARY_DIR}/ouzel.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+install(FILES ${PROJECT_BINARY_DIR}/ouzel.bash RENAME ouzel
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 
 set(OUZEL_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/ouzel)
 install(EXPORT ouzelTargets NAMESPACE ouzel:: DESTINATION ${OUZEL_PACKAGE_DIR})

@@ -11,6 +11,8 @@ prefix=$scratch/prefix
 
 "$cmake" --install "$build" --prefix "$prefix" >/dev/null
 [ "$("$prefix/bin/ouzel" --version)" = "ouzel $version" ]
+"$prefix/bin/ouzel" --man | cmp - "$prefix/share/man/man1/ouzel.1"
+bash -n "$prefix/share/bash-completion/completions/ouzel"
 
 "$cmake" -S "$source/outside" -B "$scratch/outside" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
 "$cmake" --build "$scratch/outside" >/dev/null

@@ -1,0 +1,44 @@
+#include "bench/openblas.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "ouzel/context.h"
+
+namespace ouzel::bench {
+
+const OpenBlas* OpenBlas::get() {
+  static const OpenBlas library;
+  return library.sgemm_ && library.set_threads_ && library.core_ ? &library : nullptr;
+}
+
+OpenBlas::OpenBlas() {
+  switch (supported_isas().front()) {
+    case Isa::kAvx512:
+      setenv("OPENBLAS_CORETYPE", "SkylakeX", 1);
+      break;
+    case Isa::kAvx2:
+      setenv("OPENBLAS_CORETYPE", "Haswell", 1);
+      break;
+    case Isa::kPortable:
+      unsetenv("OPENBLAS_CORETYPE");
+      break;
+  }
+  void* handle = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return;
+  sgemm_ = reinterpret_cast<Sgemm>(dlsym(handle, "cblas_sgemm"));
+  set_threads_ = reinterpret_cast<void (*)(int)>(dlsym(handle, "openblas_set_num_threads"));
+  core_ = reinterpret_cast<char* (*)()>(dlsym(handle, "openblas_get_corename"));
+}
+
+void OpenBlas::sgemm(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                     const float* a, const float* b, float beta, float* c) const {
+  constexpr int kRowMajor = 101, kNoTrans = 111, kTrans = 112;  // cblas.h
+  const bool at = ta == Transpose::kYes, bt = tb == Transpose::kYes;
+  const auto narrow = [](std::int64_t n) { return static_cast<int>(n); };
+  sgemm_(kRowMajor, at ? kTrans : kNoTrans, bt ? kTrans : kNoTrans, narrow(m), narrow(n), narrow(k),
+         1.0f, a, narrow(at ? m : k), b, narrow(bt ? k : n), beta, c, narrow(n));
+}
+
+}  // namespace ouzel::bench

@@ -1,0 +1,176 @@
+// Linear attention and retention over the FMA peak: useful operations are 4 T H K V forward and
+// 10 T H K V backward (docs/performance.md).
+#include <fmt/format.h>
+
+#include <cmath>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bench/case.h"
+#include "bench/measure.h"
+#include "ouzel/context.h"
+#include "ouzel/linear_attention.h"
+#include "ouzel/retention.h"
+
+namespace ouzel::bench {
+namespace {
+
+constexpr std::int64_t kTokens = 2048, kHeads = 16;
+
+// Arrays [1, T, H, D] of one call and, when its position is not 0, the state that it goes on from.
+struct Problem {
+  Problem(std::int64_t d, std::int64_t position)
+      : d(d),
+        q(1, {1, kTokens, kHeads, d}),
+        k(2, {1, kTokens, kHeads, d}),
+        v(3, {1, kTokens, kHeads, d}),
+        o(Data::empty({1, kTokens, kHeads, d})),
+        // A sum of `position` terms of unit variance, and what float32 lost of it.
+        s(4, {kHeads, d, d}, std::sqrt(static_cast<double>(position))),
+        residue(5, {kHeads, d, d}, std::sqrt(static_cast<double>(position)) * 0x1p-26) {
+    inputs.q = q.tensor();
+    inputs.k = k.tensor();
+    inputs.v = v.tensor();
+    if (position != 0) {
+      sequence = {.s = s.data(), .s_residue = residue.data(), .position = position};
+      inputs.initial_state = {.sequences = {&sequence, 1},
+                              .heads = kHeads,
+                              .keys = d,
+                              .values = d,
+                              .head_stride = d * d,
+                              .key_stride = d};
+    }
+    outputs.o = o.tensor();
+  }
+  double flops(double factor) const {
+    return factor * static_cast<double>(kTokens * kHeads * d * d);
+  }
+  Row row(const char* op, const char* pass, std::string variant) const {
+    return {.op = op,
+            .pass = pass,
+            .variant = std::move(variant),
+            .B = 1,
+            .H = kHeads,
+            .T = kTokens,
+            .K = d,
+            .V = d,
+            .clock = "one call, from the strided arrays to the strided arrays"};
+  }
+
+  std::int64_t d;
+  Data q, k, v, o, s, residue;
+  SequenceState sequence;
+  RecurrenceInputs inputs;
+  RecurrenceOutputs outputs;
+};
+
+struct LinearAttention {
+  static constexpr const char* kName = "linear_attention";
+  using Options = LinearAttentionOptions;
+  static void forward(Context& c, const Options& o, const Problem& p) {
+    linear_attention(c, o, p.inputs, p.outputs);
+  }
+  static std::size_t saved_bytes(const Options& o, const Problem& p) {
+    return linear_attention_saved_bytes(o, p.inputs);
+  }
+  static void backward(Context& c, const Options& o, const Problem& p, const void* saved,
+                       const RecurrenceOutputGrads& dout, const RecurrenceInputGrads& din) {
+    linear_attention_backward(c, o, p.inputs, saved, dout, din, nullptr);
+  }
+};
+
+struct Retention {
+  static constexpr const char* kName = "retention";
+  using Options = RetentionOptions;
+  static void forward(Context& c, const Options& o, const Problem& p) {
+    retention(c, o, p.inputs, p.outputs);
+  }
+  static std::size_t saved_bytes(const Options& o, const Problem& p) {
+    return retention_saved_bytes(o, p.inputs);
+  }
+  static void backward(Context& c, const Options& o, const Problem& p, const void* saved,
+                       const RecurrenceOutputGrads& dout, const RecurrenceInputGrads& din) {
+    retention_backward(c, o, p.inputs, saved, dout, din);
+  }
+};
+
+template <class Law>
+Row forward(const typename Law::Options& options, std::string variant, std::int64_t d,
+            std::int64_t position, const CaseOptions& bench) {
+  Problem p(d, position);
+  Context context = bench.context(1);
+  Row row = with_efficiency(p.row(Law::kName, "forward", std::move(variant)), context, p.flops(4),
+                            bench.runs, [&] { Law::forward(context, options, p); });
+  p.o.consume(Law::kName);
+  return row;
+}
+
+template <class Law>
+Row backward(const typename Law::Options& options, std::string variant, std::int64_t d,
+             const CaseOptions& bench) {
+  Problem p(d, 0);
+  const Data d_o(6, {1, kTokens, kHeads, d});
+  const Data dq = Data::empty({1, kTokens, kHeads, d}), dk = Data::empty({1, kTokens, kHeads, d}),
+             dv = Data::empty({1, kTokens, kHeads, d});
+  Context context = bench.context(1);
+  const Buffer saved(Law::saved_bytes(options, p));
+  p.outputs.saved = saved.data();
+  Law::forward(context, options, p);
+  Row row = p.row(Law::kName, "backward", std::move(variant));
+  row.clock = "dq, dk and dv of one call; the forward call before it is outside";
+  row = with_efficiency(row, context, p.flops(10), bench.runs, [&] {
+    Law::backward(context, options, p, saved.data(), {.o = d_o.tensor()},
+                  {.q = dq.tensor(), .k = dk.tensor(), .v = dv.tensor()});
+  });
+  for (const Data* gradient : {&dq, &dk, &dv}) gradient->consume(Law::kName);
+  return row;
+}
+
+// The same call on one thread and on two.
+Row scaling(std::int64_t d, const CaseOptions& bench) {
+  Problem p(d, 0);
+  Context one = bench.context(1), two = bench.context(2);
+  Row row = p.row(LinearAttention::kName, "forward", "identity, two threads over one");
+  row.clock = "one call; ratio: one thread's time over that of two";
+  row.threads = 2;
+  row = with_ratio(
+      row, bench.runs, [&] { LinearAttention::forward(two, {}, p); },
+      [&] { LinearAttention::forward(one, {}, p); });
+  p.o.consume(LinearAttention::kName);
+  return row;
+}
+
+}  // namespace
+
+void add_recurrence_cases(std::vector<Case>& cases) {
+  const auto add = [&](std::string name, std::int64_t d, auto&& measure) {
+    cases.push_back({fmt::format("{}/{}", name, d), [=](const CaseOptions& options) {
+                       return std::vector<Row>{measure(options)};
+                     }});
+  };
+  for (const std::int64_t d : {64, 128}) {
+    add("linear_attention/forward/identity", d, [=](const CaseOptions& bench) {
+      return forward<LinearAttention>({}, "identity", d, 0, bench);
+    });
+    add("linear_attention/forward/elu1", d, [=](const CaseOptions& bench) {
+      LinearAttentionOptions options;
+      options.feature_map.kind = FeatureMapKind::kElu1;
+      options.normalize = true;
+      return forward<LinearAttention>(options, "elu1, normalised", d, 0, bench);
+    });
+    add("linear_attention/backward/identity", d, [=](const CaseOptions& bench) {
+      return backward<LinearAttention>({}, "identity", d, bench);
+    });
+    add("linear_attention/forward/position_1000000", d, [=](const CaseOptions& bench) {
+      return forward<LinearAttention>({}, "identity, at position 1,000,000", d, 1'000'000, bench);
+    });
+    add("retention/forward", d,
+        [=](const CaseOptions& bench) { return forward<Retention>({}, "", d, 0, bench); });
+    add("retention/backward", d,
+        [=](const CaseOptions& bench) { return backward<Retention>({}, "", d, bench); });
+  }
+  add("linear_attention/threads", 64, [](const CaseOptions& bench) { return scaling(64, bench); });
+}
+
+}  // namespace ouzel::bench
