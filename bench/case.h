@@ -25,6 +25,7 @@ struct Row {
   std::optional<double> efficiency;  // median of (gflops / peak_gflops)
   std::optional<double> ratio;       // median of the ratios of neighbours in time; see `clock`
   std::optional<double> bytes_token;  // peak bytes per token
+  std::optional<double> bytes;        // memory, where the figure is one
   std::string clock;                  // what the time includes, or what the ratio is of
 };
 

@@ -24,6 +24,7 @@ std::string as_table(const std::vector<Row>& rows) {
   for (const Row& r : rows) {
     std::string variant = r.variant;
     if (r.dtype != "f32") variant += ", " + r.dtype;
+    if (r.bytes) variant += fmt::format(": {:.0f} bytes", *r.bytes);
     if (r.bytes_token) variant += fmt::format(", {:.0f} bytes a token", *r.bytes_token);
     text += fmt::format(
         "{:18} {:16} {:>2} {:>3} {:>3} {:>6} {:>5} {:>5} {:>10} {:>8} {:>8} {:>6} {:>7}  {}\n",
@@ -49,6 +50,7 @@ std::string as_json(const std::vector<Row>& rows) {
       row["efficiency"] = *r.efficiency;
     }
     if (r.ratio) row["ratio"] = *r.ratio;
+    if (r.bytes) row["bytes"] = *r.bytes;
     if (r.bytes_token) row["bytes_per_token"] = *r.bytes_token;
     row["variant"] = r.variant;
     row["clock"] = r.clock;
