@@ -66,7 +66,7 @@ struct RecurrenceInputs {
 struct RecurrenceOutputs {
   Tensor o;
   StateView final_state;  // absent: not wanted. May be the memory of the initial state
-  Tensor weights;         // [B, HV, T, T], Form::kParallel only; o = weights v
+  Tensor weights;         // [B, max(HQ, HV), T, T], Form::kParallel only; o = weights v
   // For the backward pass, or null in inference: `saved_bytes` of the operator.
   void* saved = nullptr;
 };

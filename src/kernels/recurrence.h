@@ -1,0 +1,169 @@
+// Kernels of the recurrence: what a pass over a sequence does with one chunk of at most 64 tokens.
+//
+//     state[i][j] += write_t[i] * value_t[j]        out_t[j] = factor_t * sum_i read_t[i] *
+//     state[i][j]
+//
+// Rows are packed first: the arrays as they come are a head's rows many floats apart, and reading
+// them in the inner loop costs a third of the speed. Packed layouts, in floats, padded with zeros:
+//
+//     keyed    [blocks of 8 keys][64 tokens][16]: the 8 that are read (q), then the 8 written (k)
+//     slabbed  [slabs of 32 values][64 tokens][32]
+//     state    [slabs of 32 values][keys, a multiple of 8][32]
+#pragma once
+
+#include <cstdint>
+
+#include "ouzel/context.h"
+
+namespace ouzel {
+
+inline constexpr std::int64_t kChunk = 64;
+inline constexpr std::int64_t kKeyBlock = 8;
+inline constexpr std::int64_t kKeyedPitch = 2 * kKeyBlock;
+inline constexpr std::int64_t kSlab = 32;
+// From this position on, sums whose log decay is above kSlowDecay go on in two parts: a plain float
+// sum of equal numbers is off by 7e-6 after 1,024, by 8e-2 after 10 million; a faster decay forgets
+// in time.
+inline constexpr std::int64_t kLongSum = 2048;
+inline constexpr double kSlowDecay = -1.0 / 2048;
+
+inline constexpr std::int64_t padded(std::int64_t size, std::int64_t block) {
+  return (size + block - 1) / block * block;
+}
+
+// Feature maps that act on each number alone; they are applied while packing.
+enum class ElementMap { kIdentity, kElu1, kRelu };
+
+// Copies map(rows) * factor into blocks. The last block is filled up with zeros.
+struct PackArgs {
+  const float* rows = nullptr;
+  std::int64_t stride = 0;  // between rows; may be negative
+  std::int64_t tokens = 0, size = 0;
+  ElementMap map = ElementMap::kIdentity;
+  const float* factor = nullptr;  // [tokens], or null: 1
+  float* out = nullptr;
+  std::int64_t token_pitch = 0;
+};
+// `out` is the read (or, 8 floats on, the write) half of a keyed array; token_pitch is not used.
+void pack_keyed(Isa isa, const PackArgs& args);
+// `out` is a slabbed array; token_pitch is not used.
+void pack_slabs(Isa isa, const PackArgs& args);
+// `out` is rows of token_pitch floats, a multiple of 32 that holds `size`.
+void pack_dense(Isa isa, const PackArgs& args);
+
+// dx (+)= map'(x) * dy for rows of `size` numbers.
+struct MapAdjointArgs {
+  ElementMap map = ElementMap::kIdentity;
+  std::int64_t tokens = 0, size = 0;
+  const float* x = nullptr;
+  std::int64_t x_stride = 0;
+  const float* dy = nullptr;
+  std::int64_t dy_stride = 0;
+  float* dx = nullptr;
+  std::int64_t dx_stride = 0;
+  bool add = false;
+};
+void map_adjoint(Isa isa, const MapAdjointArgs& args);
+
+enum class TileMode {
+  kScan,   // write, then read, token by token
+  kWrite,  // only write
+  kRead,   // only read
+};
+
+// One slab over one block of tokens. The state is multiplied by `enter` before the first token and
+// by `leave` after the last; a factor of exactly 0 clears it, even of NaN.
+struct TileArgs {
+  TileMode mode = TileMode::kScan;
+  std::int64_t tokens = 0, key_blocks = 0;
+  const float* keyed = nullptr;   // first token of the block
+  const float* values = nullptr;  // [tokens][32]
+  float* state = nullptr;         // [8 key_blocks][32]
+  float enter = 1, leave = 1;
+  const float* factor = nullptr;  // [tokens]
+  float* partial = nullptr;       // [tokens][32], scratch
+  float* out = nullptr;           // rows of `width` numbers
+  std::int64_t out_stride = 0, width = 0;
+};
+void recurrence_tile(Isa isa, const TileArgs& args);
+
+// The normaliser's sum, a vector of 8 `blocks` numbers: z += k_t, den_t = q_t . z. Written from
+// zero over the chunk and added to z in two parts, so that long sums stay exact.
+struct NormalizerArgs {
+  TileMode mode = TileMode::kScan;
+  std::int64_t tokens = 0, blocks = 0;
+  const float* q = nullptr;
+  const float* k = nullptr;
+  std::int64_t block_pitch = 0, token_pitch = 0;  // of q and k
+  float* z = nullptr;
+  float* z_residue = nullptr;
+  float* den = nullptr;     // [tokens]
+  float* z_rows = nullptr;  // [tokens][z_pitch]: z_t, or null
+  std::int64_t z_pitch = 0;
+};
+void normalizer_scan(Isa isa, const NormalizerArgs& args);
+
+// The adjoint of the normaliser in k: sum += a_t x_t, y_t += b_t sum, in the order of the rows; in
+// two parts as above.
+struct VectorScanArgs {
+  TileMode mode = TileMode::kScan;
+  std::int64_t tokens = 0, blocks = 0;
+  const float* x = nullptr;  // [tokens][pitch]
+  float* y = nullptr;        // [tokens][pitch]
+  std::int64_t pitch = 0;
+  const float* a = nullptr;
+  const float* b = nullptr;
+  float* sum = nullptr;
+  float* sum_residue = nullptr;
+};
+void vector_scan(Isa isa, const VectorScanArgs& args);
+
+// y_t = x_t . w_t, then x_t += c_t z_t in two calls: rows of `size` numbers, a multiple of 8.
+void row_dots(Isa isa, std::int64_t tokens, std::int64_t size, const float* x, std::int64_t x_pitch,
+              const float* w, std::int64_t w_pitch, float* y);
+void row_add(Isa isa, std::int64_t tokens, std::int64_t size, const float* c, const float* z,
+             std::int64_t z_pitch, float* x, std::int64_t x_pitch);
+
+// out = a b, `count` numbers (a multiple of 8); out may be a or b.
+void multiply(Isa isa, std::int64_t count, const float* a, const float* b, float* out);
+
+// c[m][n] = (add ? c : bias or 0) + sum_k a[m a_row + k a_column] b[k][n]: the small products of
+// learned feature maps and of the parallel form. n counts 32s: rows of b, c and bias are padded.
+struct SmallProductArgs {
+  std::int64_t rows = 0, columns = 0, depth = 0;
+  const float* a = nullptr;
+  std::int64_t a_row = 0, a_column = 1;
+  const float* b = nullptr;
+  std::int64_t b_row = 0;
+  const float* bias = nullptr;
+  float* c = nullptr;
+  std::int64_t c_row = 0;
+  bool add = false;
+};
+void small_product(Isa isa, const SmallProductArgs& args);
+
+// y = W x + bias, rows of W `w_row` floats apart: the learned map of a single token.
+void matrix_vector(Isa isa, std::int64_t rows, std::int64_t columns, const float* w,
+                   std::int64_t w_row, const float* x, const float* bias, float* y);
+
+// One token of one state: one pass over S in the caller's memory.
+struct StepArgs {
+  std::int64_t keys = 0, values = 0;
+  float* s = nullptr;
+  float* s_residue = nullptr;  // null: S alone
+  std::int64_t key_stride = 0;
+  // S becomes e^g S + k v^T: near 1 as S + S expm1(g), since 2,000 products with a rounded e^g
+  // would be off by 6e-5; a decay of exactly 0 drops S, even NaN.
+  float decay = 1, decay_minus_1 = 0;
+  const float* k = nullptr;
+  const float* v = nullptr;
+  std::int64_t queries = 0;
+  const float* q = nullptr;
+  std::int64_t q_stride = 0;
+  const float* factor = nullptr;  // [queries]
+  float* o = nullptr;
+  std::int64_t o_stride = 0;
+};
+void recurrence_step(Isa isa, const StepArgs& args);
+
+}  // namespace ouzel

@@ -1,0 +1,9 @@
+// OUZEL_UNROLL before a loop of constant trip count: its vectors live in registers only if the
+// whole loop disappears, which -O2 does not do by itself.
+#pragma once
+
+#if defined(__clang__)
+#define OUZEL_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define OUZEL_UNROLL _Pragma("GCC unroll 32")
+#endif

@@ -1,0 +1,225 @@
+#include "src/ops/recurrence.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ouzel/error.h"
+#include "src/base/context_impl.h"
+#include "src/ops/recurrence_parallel.h"
+#include "src/ops/recurrence_pass.h"
+
+namespace ouzel {
+
+StateView state_view(const Tensor& s, const Tensor& z, std::vector<SequenceState>& storage) {
+  if (s.rank != 4 || s.dtype != DType::kF32 || (s.extent[3] > 1 && s.stride[3] != 1)) {
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("a state must be a float32 array [N, HV, K, V] with contiguous rows, "
+                            "not {} {}",
+                            name_of(s.dtype), shape_string(s)));
+  }
+  if (z.present() && (z.rank != 3 || z.dtype != DType::kF32 || z.extent[0] != s.extent[0] ||
+                      z.extent[1] != s.extent[1] || z.extent[2] != s.extent[2] ||
+                      (z.extent[2] > 1 && z.stride[2] != 1))) {
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("a normaliser's state that goes with S {} must be a contiguous float32 "
+                            "array [N, HV, K], not {} {}",
+                            shape_string(s), name_of(z.dtype), shape_string(z)));
+  }
+  storage.assign(static_cast<std::size_t>(s.extent[0]), SequenceState{});
+  for (std::int64_t n = 0; n < s.extent[0]; ++n) {
+    SequenceState& state = storage[static_cast<std::size_t>(n)];
+    state.s = static_cast<float*>(s.data) + n * s.stride[0];
+    if (z.present()) state.z = static_cast<float*>(z.data) + n * z.stride[0];
+  }
+  StateView view;
+  view.sequences = storage;
+  view.heads = s.extent[1];
+  view.keys = s.extent[2];
+  view.values = s.extent[3];
+  view.head_stride = s.stride[1];
+  view.key_stride = s.stride[2];
+  view.z_head_stride = z.present() ? z.stride[1] : 0;
+  return view;
+}
+
+namespace {
+
+struct ForwardBuffers {
+  template <class Memory>
+  ForwardBuffers(Memory& memory, const RecurrenceSpec& spec, const RecurrenceShape& shape,
+                 std::int64_t columns)
+      : pass(memory, shape.features, columns),
+        q_map(memory, spec.map, shape.keys, shape.features, false),
+        k_map(memory, spec.map, shape.keys, shape.features, false) {
+    factor = memory.template take<float>(kChunk);
+    den = memory.template take<float>(kChunk);
+    z = memory.template take<float>(q_map.pitch());
+    z_residue = memory.template take<float>(q_map.pitch());
+  }
+  StatePass pass;
+  HeadMap q_map, k_map;
+  float *factor, *den, *z, *z_residue;
+};
+
+struct Forward {
+  const RecurrenceSpec& spec;
+  const RecurrenceShape& shape;
+  const RecurrenceInputs& inputs;
+  const RecurrenceOutputs& outputs;
+  Isa isa;
+
+  // Columns [column, column + columns) of a state and of every output that reads it.
+  void run(std::int64_t n, std::int64_t state, std::int64_t column, std::int64_t columns,
+           Scratch& scratch) const {
+    ForwardBuffers buffers(scratch, spec, shape, columns);
+    // The final state may be the memory of the initial one: it is written last.
+    for (std::int64_t r = shape.outputs_per_state(); r-- > 0;) {
+      const std::int64_t output = state * shape.outputs_per_state() + r;
+      run_output(n, state, output, column, r == 0, buffers);
+    }
+  }
+
+  void run_output(std::int64_t n, std::int64_t state, std::int64_t output, std::int64_t column,
+                  bool final, ForwardBuffers& b) const {
+    const Segment segment = shape.segment(n);
+    const std::int64_t key_head = shape.key_of(state), query_head = shape.query_of(output);
+    const Rows<const float> q = rows_of(inputs.q, segment, query_head, spec.reverse);
+    const Rows<const float> k = rows_of(inputs.k, segment, key_head, spec.reverse);
+    const Rows<const float> v = rows_of(inputs.v, segment, state, spec.reverse);
+    const Rows<float> o = rows_of(outputs.o, segment, output, spec.reverse);
+    const Fold fold(log_decay_of(spec, state), false);
+    b.q_map.bind(isa, spec.map.q, query_head);
+    b.k_map.bind(isa, key_weights(spec.map), key_head);
+    begin(n, state, column, fold, b);
+
+    const std::int64_t length = segment.length;
+    if (!spec.causal) {
+      for (std::int64_t t = 0; t < length; t += kChunk) {
+        const std::int64_t tokens = std::min(length - t, kChunk);
+        b.pass.pack_write(b.k_map.apply(k.at(t), k.stride, tokens), tokens, nullptr);
+        b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
+        if (spec.normalize) normalize(TileMode::kWrite, tokens, b);
+        b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
+      }
+    }
+    const TileMode mode = spec.causal ? TileMode::kScan : TileMode::kRead;
+    for (std::int64_t t = 0; t < length; t += kChunk) {
+      const std::int64_t tokens = std::min(length - t, kChunk);
+      b.pass.pack_read(b.q_map.apply(q.at(t), q.stride, tokens), tokens);
+      if (spec.causal) {
+        b.pass.pack_write(b.k_map.apply(k.at(t), k.stride, tokens), tokens, fold.write);
+        b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
+      }
+      const float scale = static_cast<float>(spec.scale);
+      for (std::int64_t i = 0; i < tokens; ++i) b.factor[i] = scale * fold.read[i];
+      if (spec.normalize) {
+        normalize(mode, tokens, b);
+        const float eps = static_cast<float>(spec.eps);
+        for (std::int64_t i = 0; i < tokens; ++i) b.factor[i] = scale / (scale * b.den[i] + eps);
+      }
+      b.pass.run(mode, tokens, b.factor, o.at(t) + column, o.stride);
+    }
+    if (final) end(n, state, column, b);
+  }
+
+  void normalize(TileMode mode, std::int64_t tokens, ForwardBuffers& b) const {
+    NormalizerArgs a;
+    a.mode = mode;
+    a.tokens = tokens;
+    a.blocks = b.pass.key_blocks();
+    a.q = b.pass.read();
+    a.k = b.pass.written();
+    a.block_pitch = kChunk * kKeyedPitch;
+    a.token_pitch = kKeyedPitch;
+    a.z = b.z;
+    a.z_residue = b.z_residue;
+    a.den = b.den;
+    normalizer_scan(isa, a);
+  }
+
+  void begin(std::int64_t n, std::int64_t state, std::int64_t column, const Fold& fold,
+             ForwardBuffers& b) const {
+    const StateView& from = inputs.initial_state;
+    std::fill(b.z, b.z + b.q_map.pitch(), 0.0f);
+    std::fill(b.z_residue, b.z_residue + b.q_map.pitch(), 0.0f);
+    StateMemory<const float> memory;
+    if (from.present()) {
+      const SequenceState& s = from.sequences[static_cast<std::size_t>(n)];
+      const std::int64_t head = state * from.head_stride;
+      memory = {s.s + head, s.s_residue != nullptr ? s.s_residue + head : nullptr, from.key_stride,
+                1};
+      if (spec.normalize) {
+        const std::int64_t z_head = state * from.z_head_stride;
+        std::copy_n(s.z + z_head, shape.features, b.z);
+        if (s.z_residue != nullptr) std::copy_n(s.z_residue + z_head, shape.features, b.z_residue);
+      }
+    }
+    b.pass.begin(isa, &fold, memory.at_column(column));
+  }
+
+  void end(std::int64_t n, std::int64_t state, std::int64_t column, ForwardBuffers& b) const {
+    const StateView& to = outputs.final_state;
+    if (!to.present()) return;
+    const SequenceState& s = to.sequences[static_cast<std::size_t>(n)];
+    const std::int64_t head = state * to.head_stride;
+    const StateMemory<float> memory{
+        s.s + head, s.s_residue != nullptr ? s.s_residue + head : nullptr, to.key_stride, 1};
+    b.pass.end(memory.at_column(column), false);
+    if (spec.normalize) {
+      const std::int64_t z_head = state * to.z_head_stride;
+      std::copy_n(b.z, shape.features, s.z + z_head);
+      if (s.z_residue != nullptr) std::copy_n(b.z_residue, shape.features, s.z_residue + z_head);
+    }
+  }
+};
+
+}  // namespace
+
+void recurrence(Context& context, const RecurrenceSpec& spec, const RecurrenceInputs& inputs,
+                const RecurrenceOutputs& outputs) {
+  const RecurrenceShape shape = check_recurrence(spec, inputs);
+  check_rows(spec, outputs.o, "o", shape, shape.output_heads, shape.values, false);
+  if (spec.form == Form::kParallel) {
+    recurrence_parallel(context, spec, shape, inputs, outputs);
+    return;
+  }
+  if (outputs.weights.present()) {
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("{}: the weights are formed by the parallel form only; ask for it, or "
+                            "leave the weights out",
+                            spec.law->name));
+  }
+  check_state(spec, shape, inputs.initial_state, "the initial state");
+  check_state(spec, shape, outputs.final_state, "the final state");
+
+  const Forward forward{spec, shape, inputs, outputs, context.isa()};
+  const std::int64_t states = shape.sequences * shape.value_heads;
+  // z is one for all columns: a task that wrote it would take it from the others.
+  const ColumnGroups groups(shape.values, states,
+                            !(spec.normalize && outputs.final_state.present()));
+  ScratchCounter counter;
+  ForwardBuffers(counter, spec, shape, groups.width);
+  context.impl().reserve(counter.bytes());
+  const std::int64_t tasks = states * groups.count();
+  context.impl().run(tasks + gap_tasks(shape), [&](std::int64_t task, Scratch& scratch) {
+    if (task >= tasks) {
+      zero_gaps(shape, task - tasks, outputs.o);
+      return;
+    }
+    const std::int64_t group = task % groups.count(), state = task / groups.count();
+    forward.run(state / shape.value_heads, state % shape.value_heads, groups.begin(group),
+                groups.size(group), scratch);
+  });
+  if (outputs.final_state.present()) {
+    for (std::int64_t n = 0; n < shape.sequences; ++n) {
+      const auto i = static_cast<std::size_t>(n);
+      const std::int64_t before =
+          inputs.initial_state.present() ? inputs.initial_state.sequences[i].position : 0;
+      outputs.final_state.sequences[i].position = before + shape.segment(n).length;
+    }
+  }
+}
+
+}  // namespace ouzel

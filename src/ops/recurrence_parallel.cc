@@ -1,0 +1,186 @@
+// w_ts = scale phi(q_t) . phi(k_s) e^(g (t - s)) for s <= t, divided by sum_s w_ts + eps if
+// normalised; o_t = sum_s w_ts v_s. In blocks of 64 x 64.
+#include "src/ops/recurrence_parallel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "ouzel/error.h"
+#include "src/base/context_impl.h"
+#include "src/ops/recurrence_pass.h"
+
+namespace ouzel {
+namespace {
+
+struct Buffers {
+  template <class Memory>
+  Buffers(Memory& memory, const RecurrenceSpec& spec, const RecurrenceShape& shape)
+      : q_map(memory, spec.map, shape.keys, shape.features, false),
+        k_map(memory, spec.map, shape.keys, shape.features, false),
+        value_pitch(padded(shape.values, kSlab)) {
+    q = memory.template take<float>(kChunk * q_map.pitch());
+    k = memory.template take<float>(kChunk * q_map.pitch());
+    k_columns = memory.template take<float>(shape.features * kChunk);
+    w = memory.template take<float>(kChunk * kChunk);
+    v = memory.template take<float>(kChunk * value_pitch);
+    o = memory.template take<float>(kChunk * value_pitch);
+  }
+  HeadMap q_map, k_map;
+  std::int64_t value_pitch;
+  float *q, *k, *k_columns, *w, *v, *o;
+};
+
+struct Parallel {
+  const RecurrenceSpec& spec;
+  const RecurrenceShape& shape;
+  const RecurrenceInputs& inputs;
+  const RecurrenceOutputs& outputs;
+  Isa isa;
+
+  void run(std::int64_t n, std::int64_t output, Scratch& scratch) const {
+    Buffers b(scratch, spec, shape);
+    const Segment segment = shape.segment(n);
+    const std::int64_t state = shape.state_of(output);
+    const std::int64_t key_head = shape.key_of(state), query_head = shape.query_of(output);
+    b.q_map.bind(isa, spec.map.q, query_head);
+    b.k_map.bind(isa, key_weights(spec.map), key_head);
+    for (std::int64_t t = 0; t < segment.length; t += kChunk) {
+      run_rows(segment, output, t, std::min(segment.length - t, kChunk), b);
+    }
+  }
+
+  void run_rows(const Segment& segment, std::int64_t output, std::int64_t t, std::int64_t rows,
+                Buffers& b) const {
+    const std::int64_t state = shape.state_of(output);
+    const Rows<const float> q = rows_of(inputs.q, segment, shape.query_of(output), spec.reverse);
+    const Rows<const float> k = rows_of(inputs.k, segment, shape.key_of(state), spec.reverse);
+    const Rows<const float> v = rows_of(inputs.v, segment, state, spec.reverse);
+    const Rows<float> o = rows_of(outputs.o, segment, output, spec.reverse);
+    const double log_decay = log_decay_of(spec, state);
+    b.q_map.dense(q.at(t), q.stride, rows, b.q);
+    std::fill(b.o, b.o + kChunk * b.value_pitch, 0.0f);
+    double sums[kChunk] = {};
+    const std::int64_t end = spec.causal ? t + rows : segment.length;
+    for (std::int64_t s = 0; s < end; s += kChunk) {
+      const std::int64_t columns = std::min(end - s, kChunk);
+      b.k_map.dense(k.at(s), k.stride, columns, b.k);
+      for (std::int64_t f = 0; f < shape.features; ++f) {
+        for (std::int64_t j = 0; j < kChunk; ++j) {
+          b.k_columns[f * kChunk + j] = j < columns ? b.k[j * b.k_map.pitch() + f] : 0.0f;
+        }
+      }
+      SmallProductArgs p;
+      p.rows = rows;
+      p.columns = kChunk;
+      p.depth = shape.features;
+      p.a = b.q;
+      p.a_row = b.q_map.pitch();
+      p.b = b.k_columns;
+      p.b_row = p.c_row = kChunk;
+      p.c = b.w;
+      small_product(isa, p);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        for (std::int64_t j = 0; j < kChunk; ++j) {
+          float& w = b.w[i * kChunk + j];
+          const std::int64_t distance = t + i - (s + j);
+          if (j >= columns || (spec.causal && distance < 0)) {
+            w = 0;
+          } else {
+            w *= static_cast<float>(spec.scale);
+            if (distance > 0 && log_decay != 0) {
+              const double decay = std::exp(static_cast<double>(distance) * log_decay);
+              w = decay == 0 ? 0 : w * static_cast<float>(decay);
+            }
+            sums[i] += static_cast<double>(w);
+          }
+        }
+        if (float* row = weights(segment, output, t + i); row != nullptr) {
+          for (std::int64_t j = 0; j < columns; ++j)
+            row[column(segment, s + j)] = b.w[i * kChunk + j];
+        }
+      }
+      PackArgs pack;
+      pack.rows = v.at(s);
+      pack.stride = v.stride;
+      pack.tokens = columns;
+      pack.size = shape.values;
+      pack.out = b.v;
+      pack.token_pitch = b.value_pitch;
+      pack_dense(isa, pack);
+      p.columns = b.value_pitch;
+      p.depth = columns;
+      p.a = b.w;
+      p.a_row = kChunk;
+      p.b = b.v;
+      p.b_row = p.c_row = b.value_pitch;
+      p.c = b.o;
+      p.add = true;
+      small_product(isa, p);
+    }
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const float factor = spec.normalize ? static_cast<float>(1 / (sums[i] + spec.eps)) : 1.0f;
+      for (std::int64_t j = 0; j < shape.values; ++j) {
+        o.at(t + i)[j] = b.o[i * b.value_pitch + j] * factor;
+      }
+      if (float* row = weights(segment, output, t + i); row != nullptr && spec.normalize) {
+        for (std::int64_t s = 0; s < end; ++s) row[column(segment, s)] *= factor;
+      }
+    }
+  }
+
+  std::int64_t column(const Segment& segment, std::int64_t t) const {
+    return segment.begin + (spec.reverse ? segment.length - 1 - t : t);
+  }
+  float* weights(const Segment& segment, std::int64_t output, std::int64_t t) const {
+    if (!outputs.weights.present()) return nullptr;
+    return outputs.weights.view<float, 4>()(segment.batch, output, column(segment, t));
+  }
+};
+
+}  // namespace
+
+void recurrence_parallel(Context& context, const RecurrenceSpec& spec, const RecurrenceShape& shape,
+                         const RecurrenceInputs& inputs, const RecurrenceOutputs& outputs) {
+  const auto refuse = [&spec](const std::string& sentence) {
+    throw Error(ErrorKind::kInvalidArgument, fmt::format("{}: {}", spec.law->name, sentence));
+  };
+  if (inputs.initial_state.present() || outputs.final_state.present()) {
+    refuse("the parallel form has no states; use the scan");
+  }
+  const Tensor& weights = outputs.weights;
+  if (weights.present()) {
+    const std::int64_t shape4[] = {shape.batch, shape.output_heads, shape.tokens, shape.tokens};
+    bool fits = weights.rank == 4 && weights.dtype == DType::kF32 &&
+                (weights.extent[3] <= 1 || weights.stride[3] == 1);
+    for (std::size_t i = 0; i < 4 && fits; ++i) fits = weights.extent[i] == shape4[i];
+    if (!fits) {
+      refuse(fmt::format("weights must be a contiguous float32 array [{}, {}, {}, {}], not {} {}",
+                         shape4[0], shape4[1], shape4[2], shape4[3], name_of(weights.dtype),
+                         shape_string(weights)));
+    }
+    context.impl().run(shape.batch * shape.output_heads, [&](std::int64_t task, Scratch&) {
+      const View<float, 4> w = weights.view<float, 4>();
+      for (std::int64_t t = 0; t < shape.tokens; ++t) {
+        std::memset(w(task / shape.output_heads, task % shape.output_heads, t), 0,
+                    static_cast<std::size_t>(shape.tokens) * sizeof(float));
+      }
+    });
+  }
+  const Parallel parallel{spec, shape, inputs, outputs, context.isa()};
+  ScratchCounter counter;
+  Buffers(counter, spec, shape);
+  context.impl().reserve(counter.bytes());
+  const std::int64_t tasks = shape.sequences * shape.output_heads;
+  context.impl().run(tasks + gap_tasks(shape), [&](std::int64_t task, Scratch& scratch) {
+    if (task >= tasks) {
+      zero_gaps(shape, task - tasks, outputs.o);
+      return;
+    }
+    parallel.run(task / shape.output_heads, task % shape.output_heads, scratch);
+  });
+}
+
+}  // namespace ouzel

@@ -1,0 +1,83 @@
+// Sizes, head groups, rows and folded decays of one call of the recurrence.
+#pragma once
+
+#include <cstdint>
+
+#include "ouzel/segments.h"
+#include "src/kernels/recurrence.h"
+#include "src/ops/recurrence.h"
+
+namespace ouzel {
+
+struct RecurrenceShape {
+  std::int64_t batch = 0, tokens = 0;
+  std::int64_t query_heads = 0, key_heads = 0, value_heads = 0;
+  std::int64_t output_heads = 0;  // max(query_heads, value_heads)
+  std::int64_t keys = 0, features = 0, values = 0;
+  std::int64_t sequences = 0;
+  const Segments* segments = nullptr;
+
+  Segment segment(std::int64_t n) const {
+    return segments != nullptr ? segments->list[static_cast<std::size_t>(n)]
+                               : Segment{n, 0, tokens};
+  }
+  // The state and the query head that an output head reads, the key head that a state reads.
+  std::int64_t state_of(std::int64_t output) const { return output * value_heads / output_heads; }
+  std::int64_t query_of(std::int64_t output) const { return output * query_heads / output_heads; }
+  std::int64_t key_of(std::int64_t state) const { return state * key_heads / value_heads; }
+  // Output heads of one state, of one query head; states of one key head.
+  std::int64_t outputs_per_state() const { return output_heads / value_heads; }
+  std::int64_t outputs_per_query() const { return output_heads / query_heads; }
+  std::int64_t states_per_key() const { return value_heads / key_heads; }
+};
+
+// Throws Error(kInvalidArgument), naming the law, for anything that does not fit.
+RecurrenceShape check_recurrence(const RecurrenceSpec& spec, const RecurrenceInputs& inputs);
+void check_state(const RecurrenceSpec& spec, const RecurrenceShape& shape, const StateView& state,
+                 const char* what);
+// A [B, T, heads, size] float32 array with unit last stride; absent is allowed if `optional`.
+void check_rows(const RecurrenceSpec& spec, const ConstTensor& tensor, const char* what,
+                const RecurrenceShape& shape, std::int64_t heads, std::int64_t size, bool optional);
+
+// Rows of one head and sequence in the order of a pass: the first row, then `stride` floats each
+// (negative when time runs backwards).
+template <class T>
+struct Rows {
+  T* first = nullptr;
+  std::int64_t stride = 0;
+  T* at(std::int64_t t) const { return first + t * stride; }
+  explicit operator bool() const { return first != nullptr; }
+};
+
+inline Rows<const float> rows_of(const ConstTensor& x, const Segment& s, std::int64_t head,
+                                 bool backwards) {
+  if (!x.present()) return {};
+  const View<const float, 4> view = x.view<const float, 4>();
+  const std::int64_t token = backwards ? s.begin + s.length - 1 : s.begin;
+  return {view(s.batch, token, head), backwards ? -view.stride[1] : view.stride[1]};
+}
+inline Rows<float> rows_of(const Tensor& x, const Segment& s, std::int64_t head, bool backwards) {
+  const Rows<const float> rows = rows_of(ConstTensor(x), s, head, backwards);
+  return {const_cast<float*>(rows.first), rows.stride};
+}
+
+// A constant decay, folded into the rows of a chunk: with P_t the product of decays since the block
+// began, S' = sum_t (k_t / P_t) v_t^T, o_t = P_t S'^T q_t, and S' is multiplied by P at the block's
+// end. Blocks are as long as keeps P above 2^-60; of one token they are the plain multiplication.
+//
+// `shifted`: the decay stands between a token and the next in the order of the pass, not before it
+// (the gradient of the state, which runs backwards).
+struct Fold {
+  std::int64_t block = kChunk;
+  float enter = 1;          // on S, before the first token of a block
+  float read[kChunk];       // P_t
+  float write[kChunk];      // 1 / P_t
+  float leave[kChunk + 1];  // on S, after a block of n tokens
+
+  Fold(double log_decay, bool shifted);
+};
+
+// The log decay of a head: 0 without decay.
+double log_decay_of(const RecurrenceSpec& spec, std::int64_t state);
+
+}  // namespace ouzel
