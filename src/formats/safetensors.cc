@@ -69,6 +69,11 @@ std::int64_t NamedTensor::size() const {
   return n;
 }
 
+bool NamedTensor::is_float() const {
+  return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16 ||
+         dtype == DType::kF16;
+}
+
 std::string shape_string(const std::vector<std::int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }

@@ -30,6 +30,7 @@ struct NamedTensor {
   std::uint64_t bytes = 0;
 
   std::int64_t size() const;  // elements
+  bool is_float() const;      // of a type that can be converted: F32, F64, BF16, F16
 };
 
 // "[2, 19, 2, 8]", for messages.
