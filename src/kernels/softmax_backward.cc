@@ -1,0 +1,295 @@
+// Softmax attention backward by recomputation: with p_ij = 2^(S_ij - lse_i), dP = dO V^T and D_i =
+// do_i . o_i,
+//   dS = p (dP - D),  dv_j = sum_i p_ij do_i,  dk_j = scale sum_i dS_ij q_i,  dq_i = scale sum_j
+//   dS_ij k_j
+// (arXiv:2205.14135). Spans of 256 keys, whose dk and dv stay in cache, meet every tile of queries
+// in turn; within it blocks of 64 keys.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/kernels/softmax_backward.cc"
+#include "src/kernels/targets.h"
+// targets.h comes first
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "src/kernels/softmax_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ouzel {
+namespace HWY_NAMESPACE {
+namespace softmax {
+
+// One tile of queries of one head.
+struct BackwardTile {
+  std::int64_t first = 0, count = 0;
+  float* q = nullptr;        // [K][kTile], scaled to base 2
+  float* d_o = nullptr;      // [V][kTile]
+  float* q_rows = nullptr;   // [kTile][K rounded up to lanes]
+  float* do_rows = nullptr;  // [kTile][V rounded up to lanes]
+  float* dq = nullptr;       // [K rounded up to kPanel][kTile]
+  float* lse = nullptr;      // [kTile] in base 2
+  float* dot = nullptr;      // [kTile] D
+};
+
+// to[r][c] = rows[r][c], filled up with zeros to `ld`.
+HWY_INLINE void pack_rows(const float* const* rows, std::int64_t count, std::int64_t cols,
+                          float* HWY_RESTRICT to, std::int64_t ld) {
+  for (std::int64_t r = 0; r < count; ++r) {
+    std::copy_n(rows[r], cols, to + r * ld);
+    std::fill_n(to + r * ld + cols, ld - cols, 0.0f);
+  }
+}
+
+HWY_INLINE void load_tile(const SoftmaxBackwardArgs& args, std::int64_t head, BackwardTile& tile) {
+  const D d;
+  const std::int64_t features = args.shape.key_size, values = args.shape.value_size;
+  const float* rows[kTile];
+  const std::int64_t lanes = round_up(tile.count, kLanes);
+  // Lanes beyond the last query repeat it.
+  for (std::int64_t i = 0; i < kTile; ++i) {
+    rows[i] = args.q.row(tile.first + std::min(i, tile.count - 1), head);
+  }
+  pack_transposed(rows, lanes, features, args.shape.scale * kLog2E, tile.q, kTile);
+  pack_rows(rows, tile.count, features, tile.q_rows, round_up(features, kLanes));
+  for (std::int64_t i = 0; i < kTile; ++i) {
+    rows[i] = args.d_o.row(tile.first + std::min(i, tile.count - 1), head);
+  }
+  pack_transposed(rows, lanes, values, 1.0f, tile.d_o, kTile);
+  pack_rows(rows, tile.count, values, tile.do_rows, round_up(values, kLanes));
+  for (std::int64_t i = 0; i < lanes; ++i) {
+    const std::int64_t query = tile.first + std::min(i, tile.count - 1);
+    const float lse = *args.lse.row(query, head);
+    // Where every score is -inf, 2^(-inf - inf) = 0.
+    tile.lse[i] = lse == -kInf ? kInf : lse * kLog2E;
+    const float* o = args.o.row(query, head);
+    const float* g = rows[i];
+    V sum = hn::Zero(d);
+    std::int64_t c = 0;
+    for (; c + kLanes <= values; c += kLanes) {
+      sum = hn::MulAdd(hn::LoadU(d, o + c), hn::LoadU(d, g + c), sum);
+    }
+    float dot = hn::GetLane(hn::SumOfLanes(d, sum));
+    for (; c < values; ++c) dot += o[c] * g[c];
+    tile.dot[i] = dot;
+  }
+}
+
+// p in place of the scores and, unless ds is null, dS in place of dP, where some lane sees the key.
+HWY_INLINE void differentiate(const Sight& s, const BackwardTile& tile, float* p, float* ds) {
+  const D d;
+  for (std::int64_t v = 0; v < s.vecs; ++v) {
+    const V lse = hn::LoadU(d, tile.lse + v * kLanes);
+    const V dot = hn::LoadU(d, tile.dot + v * kLanes);
+    for (std::int64_t j = s.any_begin[v]; j < s.any_end[v]; ++j) {
+      float* at_p = p + j * kTile + v * kLanes;
+      const V weight = math::exp2(d, hn::Sub(hn::LoadU(d, at_p), lse));
+      hn::StoreU(weight, d, at_p);
+      if (ds == nullptr) continue;
+      float* at_ds = ds + j * kTile + v * kLanes;
+      hn::StoreU(hn::Mul(weight, hn::Sub(hn::LoadU(d, at_ds), dot)), d, at_ds);
+    }
+  }
+}
+
+// acc[j][f] += sum over the queries i that see key j, in order, of weights[j][i] rows[i][f].
+// `ld` (a multiple of kLanes) is the row length of rows and acc.
+HWY_INLINE void scatter(const SoftmaxShape& shape, std::int64_t first, std::int64_t count,
+                        std::int64_t begin, std::int64_t keys, const float* weights,
+                        const float* rows, std::int64_t ld, float* acc) {
+  const D d;
+  const auto query = [&](std::int64_t i) { return std::clamp<std::int64_t>(i - first, 0, count); };
+  for (std::int64_t j = 0; j < keys; j += kPanel) {
+    const std::int64_t a = begin + j, z = begin + std::min(j + kPanel, keys) - 1;
+    const std::int64_t any_begin = query(a - shape.offset - shape.after);
+    const std::int64_t any_end = query(z - shape.offset + shape.before + 1);
+    const std::int64_t full_begin =
+        std::clamp(query(z - shape.offset - shape.after), any_begin, any_end);
+    const std::int64_t full_end =
+        std::clamp(query(a - shape.offset + shape.before + 1), full_begin, any_end);
+    const auto one_by_one = [&](std::int64_t from, std::int64_t to) HWY_ATTR {
+      for (std::int64_t i = from; i < to; ++i) {
+        for (std::int64_t r = a; r <= z; ++r) {
+          const std::int64_t distance = first + i + shape.offset - r;
+          if (distance > shape.before || -distance > shape.after) continue;
+          const V w = hn::Set(d, weights[(r - begin) * kTile + i]);
+          float* to_row = acc + (r - begin) * ld;
+          for (std::int64_t f = 0; f < ld; f += kLanes) {
+            hn::StoreU(hn::MulAdd(w, hn::LoadU(d, rows + i * ld + f), hn::LoadU(d, to_row + f)), d,
+                       to_row + f);
+          }
+        }
+      }
+    };
+    one_by_one(any_begin, full_begin);
+    if (full_begin < full_end) {
+      for (std::int64_t f = 0; f < ld;) {
+        const std::int64_t left = (ld - f) / kLanes;
+        const std::int64_t vecs = left == 4 ? 2 : std::min<std::int64_t>(left, 3);
+        multiply_vecs<Into::kAdd, 1, kTile>(vecs, weights + j * kTile + full_begin,
+                                            rows + full_begin * ld + f, ld, full_end - full_begin,
+                                            acc + j * ld + f, ld, nullptr);
+        f += vecs * kLanes;
+      }
+    }
+    one_by_one(full_end, any_end);
+  }
+}
+
+// dq[f][i] += sum over the keys j that query i sees, in order, of panels[f][j] ds[j][i].
+HWY_INLINE void gather_dq(const Sight& s, const float* panels, std::int64_t panel_count,
+                          const float* ds, std::int64_t keys, float* dq) {
+  if (s.whole) {
+    for (std::int64_t p = 0; p < panel_count; ++p) {
+      multiply_vecs<Into::kContinue, kPanel, 1>(s.vecs, panels + p * kSoftmaxBlock * kPanel, ds,
+                                                kTile, keys, dq + p * kPanel * kTile, kTile,
+                                                nullptr);
+    }
+    return;
+  }
+  for (std::int64_t v = 0; v < s.vecs; ++v) gather_vector(s, v, panels, panel_count, ds, dq);
+}
+
+void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
+  const D d;
+  const SoftmaxShape& shape = args.shape;
+  const std::int64_t features = shape.key_size, values = shape.value_size;
+  const std::int64_t feature_panels = (features + kPanel - 1) / kPanel;
+  const std::int64_t feature_ld = round_up(features, kLanes);
+  const std::int64_t value_ld = round_up(values, kLanes);
+  const bool want_ds = args.dq.data != nullptr || args.dk != nullptr;
+
+  float* next = args.scratch;
+  const auto take = [&](std::int64_t floats) {
+    float* at = next;
+    next += round_up(floats, 16);
+    return at;
+  };
+  constexpr std::int64_t kBlocks = kSoftmaxSpan / kSoftmaxBlock;
+  float* key_panels = take(kSoftmaxSpan * features);                   // for the scores
+  float* value_panels = take(kSoftmaxSpan * values);                   // for dP
+  float* key_features = take(kSoftmaxSpan * feature_panels * kPanel);  // for dq
+  float* dk = take(kSoftmaxSpan * feature_ld);
+  float* dv = take(kSoftmaxSpan * value_ld);
+  float* p = take(kSoftmaxBlock * kTile);
+  float* ds = take(kSoftmaxBlock * kTile);
+  BackwardTile tile;
+  tile.q = take(features * kTile);
+  tile.d_o = take(values * kTile);
+  tile.q_rows = take(kTile * feature_ld);
+  tile.do_rows = take(kTile * value_ld);
+  tile.dq = take(feature_panels * kPanel * kTile);
+  tile.lse = take(kTile);
+  tile.dot = take(kTile);
+
+  if (args.dq.data != nullptr) {
+    const SoftmaxRange range = softmax_seeing(shape, args.begin, args.end);
+    for (std::int64_t h = 0; h < shape.heads; ++h) {
+      for (std::int64_t i = range.begin; i < range.end; ++i) {
+        std::fill_n(args.dq.row(i, h), features, 0.0f);
+      }
+    }
+  }
+  const float* k_rows[kSoftmaxBlock];
+  const float* v_rows[kSoftmaxBlock];
+  for (std::int64_t span = args.begin; span < args.end; span += kSoftmaxSpan) {
+    const std::int64_t span_end = std::min(span + kSoftmaxSpan, args.end);
+    for (std::int64_t b = 0; b < kBlocks && span + b * kSoftmaxBlock < span_end; ++b) {
+      const std::int64_t begin = span + b * kSoftmaxBlock;
+      const std::int64_t keys = std::min(kSoftmaxBlock, span_end - begin);
+      find_rows(&args.kv, 1, begin, k_rows, v_rows);
+      pack_key_panels(k_rows, round_up(keys, kPanel), features,
+                      key_panels + b * kSoftmaxBlock * features);
+      pack_key_panels(v_rows, round_up(keys, kPanel), values,
+                      value_panels + b * kSoftmaxBlock * values);
+      pack_feature_panels(k_rows, keys, features,
+                          key_features + b * kSoftmaxBlock * feature_panels * kPanel);
+    }
+    std::fill_n(dk, kSoftmaxSpan * feature_ld, 0.0f);
+    std::fill_n(dv, kSoftmaxSpan * value_ld, 0.0f);
+
+    const SoftmaxRange range = softmax_seeing(shape, span, span_end);
+    for (std::int64_t h = 0; h < shape.heads; ++h) {
+      for (tile.first = range.begin; tile.first < range.end; tile.first += kTile) {
+        tile.count = std::min(kTile, range.end - tile.first);
+        load_tile(args, h, tile);
+        if (args.dq.data != nullptr) std::fill_n(tile.dq, feature_panels * kPanel * kTile, 0.0f);
+        for (std::int64_t b = 0; b < kBlocks; ++b) {
+          const std::int64_t begin = span + b * kSoftmaxBlock;
+          if (begin >= span_end) break;
+          const std::int64_t end = std::min(begin + kSoftmaxBlock, span_end);
+          const Sight s = see(shape, tile.first, tile.count, begin, end);
+          if (s.none) continue;
+          score(s, key_panels + b * kSoftmaxBlock * features, tile.q, features, end - begin, p);
+          if (want_ds) {
+            score(s, value_panels + b * kSoftmaxBlock * values, tile.d_o, values, end - begin, ds);
+          }
+          differentiate(s, tile, p, want_ds ? ds : nullptr);
+          if (args.dv != nullptr) {
+            scatter(shape, tile.first, tile.count, begin, end - begin, p, tile.do_rows, value_ld,
+                    dv + b * kSoftmaxBlock * value_ld);
+          }
+          if (args.dk != nullptr) {
+            scatter(shape, tile.first, tile.count, begin, end - begin, ds, tile.q_rows, feature_ld,
+                    dk + b * kSoftmaxBlock * feature_ld);
+          }
+          if (args.dq.data != nullptr) {
+            gather_dq(s, key_features + b * kSoftmaxBlock * feature_panels * kPanel, feature_panels,
+                      ds, end - begin, tile.dq);
+          }
+        }
+        if (args.dq.data != nullptr) {
+          const V scale = hn::Set(d, shape.scale);
+          for (std::int64_t i = 0; i < feature_panels * kPanel * kTile; i += kLanes) {
+            hn::StoreU(hn::Mul(scale, hn::LoadU(d, tile.dq + i)), d, tile.dq + i);
+          }
+          float* rows[kTile];
+          for (std::int64_t i = 0; i < tile.count; ++i) rows[i] = args.dq.row(tile.first + i, h);
+          unpack_transposed<true>(tile.dq, kTile, tile.count, features, rows);
+        }
+      }
+    }
+    for (std::int64_t j = span; j < span_end; ++j) {
+      if (args.dk != nullptr) {
+        const float* from = dk + (j - span) * feature_ld;
+        float* to = args.dk + j * args.dk_stride;
+        for (std::int64_t f = 0; f < features; ++f) to[f] = shape.scale * from[f];
+      }
+      if (args.dv != nullptr) {
+        std::copy_n(dv + (j - span) * value_ld, values, args.dv + j * args.dv_stride);
+      }
+    }
+  }
+}
+
+}  // namespace softmax
+using softmax::SoftmaxBackwardKernel;
+}  // namespace HWY_NAMESPACE
+}  // namespace ouzel
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/kernels/dispatch.h"
+
+namespace ouzel {
+HWY_EXPORT(SoftmaxBackwardKernel);
+
+void softmax_backward(Isa isa, const SoftmaxBackwardArgs& args) {
+  OUZEL_DISPATCH(isa, SoftmaxBackwardKernel)(args);
+}
+
+std::int64_t softmax_backward_scratch(const SoftmaxShape& shape) {
+  const auto up = [](std::int64_t n) { return (n + 15) / 16 * 16; };
+  constexpr std::int64_t kWidest = kSoftmaxWidestTile;
+  const std::int64_t k = up(shape.key_size), v = up(shape.value_size);
+  return kSoftmaxSpan * (3 * k + 2 * v) + 2 * kSoftmaxBlock * kWidest +
+         kWidest * (3 * k + 2 * v + 2) + 13 * 16;
+}
+
+SoftmaxRange softmax_seeing(const SoftmaxShape& shape, std::int64_t begin, std::int64_t end) {
+  SoftmaxRange range;
+  range.begin = std::clamp<std::int64_t>(begin - shape.offset - shape.after, 0, shape.queries);
+  range.end =
+      std::clamp<std::int64_t>(end - shape.offset + shape.before, range.begin, shape.queries);
+  return range;
+}
+
+}  // namespace ouzel
+#endif  // HWY_ONCE
