@@ -21,8 +21,14 @@ struct SoftmaxAttentionOptions {
 };
 
 // q [B, TQ, HQ, K], k [B, TK, HK, K], v [B, TK, HK, V], o [B, TQ, HQ, V]; HQ is a multiple of HK,
-// query head h reads head h / (HQ / HK). float32, any strides with unit last stride. A query that
-// sees no key gives 0. Scores of -inf are weights of 0; NaN propagates.
+// query head h reads head h / (HQ / HK). float32, any strides with unit last stride; outputs
+// overlap nothing.
+//
+// A query that sees no key, or only scores of -inf, gives 0. NaN in what a query sees propagates,
+// and a score of +inf gives NaN; what it does not see never enters, not even NaN. Bit for bit (on
+// one instruction set), a query's output depends on nothing but its row, the keys and values that
+// it sees and their positions: not on threads, on other queries or sequences of the call, or on
+// whether it came by a forward or by steps.
 struct SoftmaxAttentionInputs {
   ConstTensor q, k, v;
   const Segments* segments = nullptr;      // of the queries; null: each batch row is one sequence
@@ -31,14 +37,18 @@ struct SoftmaxAttentionInputs {
 
 struct SoftmaxAttentionOutputs {
   Tensor o;
-  Tensor lse;  // [B, TQ, HQ] log-sum-exp of the scaled scores, for the backward pass; may be absent
+  // [B, TQ, HQ], float64: the log-sum-exp of the scaled scores, for the backward pass; -inf where
+  // nothing is seen. (Of scores around 360 a float32 would cost the gradients 1e-5.) May be absent.
+  Tensor lse;
 };
 
 OUZEL_EXPORT void softmax_attention(Context& context, const SoftmaxAttentionOptions& options,
                                     const SoftmaxAttentionInputs& inputs,
                                     const SoftmaxAttentionOutputs& outputs);
 
-// Gradients are assigned; absent tensors are not computed.
+// The gradients of sum(o * d_o), o and lse being what the forward gave. They are assigned; absent
+// tensors are not computed. dk and dv sum over the query heads of a group and over queries in an
+// order that depends on the sequence's shape alone.
 OUZEL_EXPORT void softmax_attention_backward(Context& context,
                                              const SoftmaxAttentionOptions& options,
                                              const SoftmaxAttentionInputs& inputs,
@@ -55,10 +65,12 @@ struct KvCache {
   std::int64_t position = 0;  // tokens seen so far
 };
 
-// One new token of N sequences: q [N, 1, HQ, K], k [N, 1, HK, K], v [N, 1, HK, V], o [N, 1, HQ, V].
-// Writes k and v to each cache, then attends; positions advance by one. Causal. Throws
-// Error(kInvalidArgument) when a cache is full (no window, or capacity < window). Allocates nothing
-// once the context has seen the shape.
+// T new tokens (one in decoding, more in prefill) of N sequences: q [N, T, HQ, K], k [N, T, HK, K],
+// v [N, T, HK, V], o [N, T, HQ, V]. Attends to the caches and the new tokens, then keeps these in
+// the caches; positions advance by T. The outputs are those of softmax_attention over the whole
+// sequences, bit for bit, however the tokens are cut into steps. Causal, q_offset 0. Throws
+// Error(kInvalidArgument), nothing written, when a cache is full (no window, or capacity < window).
+// Allocates nothing once the context has seen the shape.
 OUZEL_EXPORT void softmax_attention_step(Context& context, const SoftmaxAttentionOptions& options,
                                          const ConstTensor& q, const ConstTensor& k,
                                          const ConstTensor& v, std::span<KvCache> caches,

@@ -1,9 +1,7 @@
-// Softmax attention backward by recomputation: with p_ij = 2^(S_ij - lse_i), dP = dO V^T and D_i =
-// do_i . o_i,
-//   dS = p (dP - D),  dv_j = sum_i p_ij do_i,  dk_j = scale sum_i dS_ij q_i,  dq_i = scale sum_j
-//   dS_ij k_j
-// (arXiv:2205.14135). Spans of 256 keys, whose dk and dv stay in cache, meet every tile of queries
-// in turn; within it blocks of 64 keys.
+// Softmax attention backward by recomputation: with p_ij = exp(scale S_ij - lse_i), dP = dO V^T and
+// D_i = do_i . o_i, dS = p (dP - D), dv_j = sum_i p_ij do_i, dk_j = scale sum_i dS_ij q_i and
+// dq_i = scale sum_j dS_ij k_j (arXiv:2205.14135). Spans of 256 keys, whose dk and dv stay in
+// cache, meet every tile of queries in turn; within a span, blocks of 64 keys.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/kernels/softmax_backward.cc"
 #include "src/kernels/targets.h"
@@ -20,13 +18,15 @@ namespace softmax {
 // One tile of queries of one head.
 struct BackwardTile {
   std::int64_t first = 0, count = 0;
-  float* q = nullptr;        // [K][kTile], scaled to base 2
-  float* d_o = nullptr;      // [V][kTile]
-  float* q_rows = nullptr;   // [kTile][K rounded up to lanes]
-  float* do_rows = nullptr;  // [kTile][V rounded up to lanes]
-  float* dq = nullptr;       // [K rounded up to kPanel][kTile]
-  float* lse = nullptr;      // [kTile] in base 2
-  float* dot = nullptr;      // [kTile] D
+  float* q = nullptr;          // [K][kTile]
+  float* d_o = nullptr;        // [V][kTile]
+  float* o = nullptr;          // [V][kTile]
+  float* q_rows = nullptr;     // [kTile][K rounded up to lanes]
+  float* do_rows = nullptr;    // [kTile][V rounded up to lanes]
+  float* dq = nullptr;         // [K rounded up to kPanel][kTile]
+  float* reference = nullptr;  // [kTile] the score whose weight is about 1: lse / scale
+  float* rest = nullptr;       // [kTile] its weight
+  float* dot = nullptr;        // [kTile] D
 };
 
 // to[r][c] = rows[r][c], filled up with zeros to `ld`.
@@ -38,7 +38,8 @@ HWY_INLINE void pack_rows(const float* const* rows, std::int64_t count, std::int
   }
 }
 
-HWY_INLINE void load_tile(const SoftmaxBackwardArgs& args, std::int64_t head, BackwardTile& tile) {
+HWY_INLINE void load_tile(const SoftmaxBackwardArgs& args, const Scale& scale, std::int64_t head,
+                          const BackwardTile& tile) {
   const D d;
   const std::int64_t features = args.shape.key_size, values = args.shape.value_size;
   const float* rows[kTile];
@@ -47,40 +48,48 @@ HWY_INLINE void load_tile(const SoftmaxBackwardArgs& args, std::int64_t head, Ba
   for (std::int64_t i = 0; i < kTile; ++i) {
     rows[i] = args.q.row(tile.first + std::min(i, tile.count - 1), head);
   }
-  pack_transposed(rows, lanes, features, args.shape.scale * kLog2E, tile.q, kTile);
+  pack_transposed(rows, lanes, features, scale.pack, tile.q, kTile);
   pack_rows(rows, tile.count, features, tile.q_rows, round_up(features, kLanes));
   for (std::int64_t i = 0; i < kTile; ++i) {
     rows[i] = args.d_o.row(tile.first + std::min(i, tile.count - 1), head);
   }
   pack_transposed(rows, lanes, values, 1.0f, tile.d_o, kTile);
   pack_rows(rows, tile.count, values, tile.do_rows, round_up(values, kLanes));
-  for (std::int64_t i = 0; i < lanes; ++i) {
+  for (std::int64_t i = 0; i < kTile; ++i) {
     const std::int64_t query = tile.first + std::min(i, tile.count - 1);
-    const float lse = *args.lse.row(query, head);
-    // Where every score is -inf, 2^(-inf - inf) = 0.
-    tile.lse[i] = lse == -kInf ? kInf : lse * kLog2E;
-    const float* o = args.o.row(query, head);
-    const float* g = rows[i];
+    rows[i] = args.o.row(query, head);
+    const double lse = *args.lse.row(query, head);
+    // Where every score is -inf, exp(-inf - inf) = 0; a NaN stays.
+    tile.reference[i] = lse == -kInf ? kInf : static_cast<float>(lse / scale.natural);
+    tile.rest[i] = std::isfinite(tile.reference[i])
+                       ? static_cast<float>(std::exp(tile.reference[i] * scale.natural - lse))
+                       : 1.0f;
+  }
+  pack_transposed(rows, lanes, values, 1.0f, tile.o, kTile);
+  // In the order of dP, so that dP - D is 0 where a query sees one key.
+  for (std::int64_t i = 0; i < lanes; i += kLanes) {
     V sum = hn::Zero(d);
-    std::int64_t c = 0;
-    for (; c + kLanes <= values; c += kLanes) {
-      sum = hn::MulAdd(hn::LoadU(d, o + c), hn::LoadU(d, g + c), sum);
+    for (std::int64_t f = 0; f < values; ++f) {
+      sum = hn::MulAdd(hn::LoadU(d, tile.o + f * kTile + i), hn::LoadU(d, tile.d_o + f * kTile + i),
+                       sum);
     }
-    float dot = hn::GetLane(hn::SumOfLanes(d, sum));
-    for (; c < values; ++c) dot += o[c] * g[c];
-    tile.dot[i] = dot;
+    hn::StoreU(sum, d, tile.dot + i);
   }
 }
 
 // p in place of the scores and, unless ds is null, dS in place of dP, where some lane sees the key.
-HWY_INLINE void differentiate(const Sight& s, const BackwardTile& tile, float* p, float* ds) {
+HWY_INLINE void differentiate(const Sight& s, const Scale& scale, const BackwardTile& tile,
+                              float* p, float* ds) {
   const D d;
+  const V to_base2 = hn::Set(d, scale.to_base2);
   for (std::int64_t v = 0; v < s.vecs; ++v) {
-    const V lse = hn::LoadU(d, tile.lse + v * kLanes);
+    const V reference = hn::LoadU(d, tile.reference + v * kLanes);
+    const V rest = hn::LoadU(d, tile.rest + v * kLanes);
     const V dot = hn::LoadU(d, tile.dot + v * kLanes);
     for (std::int64_t j = s.any_begin[v]; j < s.any_end[v]; ++j) {
       float* at_p = p + j * kTile + v * kLanes;
-      const V weight = math::exp2(d, hn::Sub(hn::LoadU(d, at_p), lse));
+      const V x = hn::Sub(hn::LoadU(d, at_p), reference);
+      const V weight = hn::Mul(math::exp2(d, hn::Mul(x, to_base2)), rest);
       hn::StoreU(weight, d, at_p);
       if (ds == nullptr) continue;
       float* at_ds = ds + j * kTile + v * kLanes;
@@ -150,6 +159,7 @@ HWY_INLINE void gather_dq(const Sight& s, const float* panels, std::int64_t pane
 void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
   const D d;
   const SoftmaxShape& shape = args.shape;
+  const Scale scale(shape.scale);
   const std::int64_t features = shape.key_size, values = shape.value_size;
   const std::int64_t feature_panels = (features + kPanel - 1) / kPanel;
   const std::int64_t feature_ld = round_up(features, kLanes);
@@ -173,10 +183,12 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
   BackwardTile tile;
   tile.q = take(features * kTile);
   tile.d_o = take(values * kTile);
+  tile.o = take(values * kTile);
   tile.q_rows = take(kTile * feature_ld);
   tile.do_rows = take(kTile * value_ld);
   tile.dq = take(feature_panels * kPanel * kTile);
-  tile.lse = take(kTile);
+  tile.reference = take(kTile);
+  tile.rest = take(kTile);
   tile.dot = take(kTile);
 
   if (args.dq.data != nullptr) {
@@ -209,7 +221,7 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
     for (std::int64_t h = 0; h < shape.heads; ++h) {
       for (tile.first = range.begin; tile.first < range.end; tile.first += kTile) {
         tile.count = std::min(kTile, range.end - tile.first);
-        load_tile(args, h, tile);
+        load_tile(args, scale, h, tile);
         if (args.dq.data != nullptr) std::fill_n(tile.dq, feature_panels * kPanel * kTile, 0.0f);
         for (std::int64_t b = 0; b < kBlocks; ++b) {
           const std::int64_t begin = span + b * kSoftmaxBlock;
@@ -221,7 +233,7 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
           if (want_ds) {
             score(s, value_panels + b * kSoftmaxBlock * values, tile.d_o, values, end - begin, ds);
           }
-          differentiate(s, tile, p, want_ds ? ds : nullptr);
+          differentiate(s, scale, tile, p, want_ds ? ds : nullptr);
           if (args.dv != nullptr) {
             scatter(shape, tile.first, tile.count, begin, end - begin, p, tile.do_rows, value_ld,
                     dv + b * kSoftmaxBlock * value_ld);
@@ -236,9 +248,9 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
           }
         }
         if (args.dq.data != nullptr) {
-          const V scale = hn::Set(d, shape.scale);
+          const V factor = hn::Set(d, shape.scale);
           for (std::int64_t i = 0; i < feature_panels * kPanel * kTile; i += kLanes) {
-            hn::StoreU(hn::Mul(scale, hn::LoadU(d, tile.dq + i)), d, tile.dq + i);
+            hn::StoreU(hn::Mul(factor, hn::LoadU(d, tile.dq + i)), d, tile.dq + i);
           }
           float* rows[kTile];
           for (std::int64_t i = 0; i < tile.count; ++i) rows[i] = args.dq.row(tile.first + i, h);
@@ -280,7 +292,7 @@ std::int64_t softmax_backward_scratch(const SoftmaxShape& shape) {
   constexpr std::int64_t kWidest = kSoftmaxWidestTile;
   const std::int64_t k = up(shape.key_size), v = up(shape.value_size);
   return kSoftmaxSpan * (3 * k + 2 * v) + 2 * kSoftmaxBlock * kWidest +
-         kWidest * (3 * k + 2 * v + 2) + 13 * 16;
+         kWidest * (3 * k + 3 * v + 3) + 15 * 16;
 }
 
 SoftmaxRange softmax_seeing(const SoftmaxShape& shape, std::int64_t begin, std::int64_t end) {

@@ -1,7 +1,6 @@
 // Softmax attention forward: for each block of 64 keys and tile of queries, scores S = K Q^T, then
-// with the running maximum m and sum l of each query m' = max(m, max S), p = 2^(S - m'), l' = l
-// 2^(m - m') + sum p, o' = o 2^(m - m') + p V, and o / l in the end. Scores are in base 2: the
-// queries are scaled by log2(e).
+// with the running maximum m and sum l of each query m' = max(m, max S), alpha = exp(scale (m -
+// m')), p = exp(scale (S - m')), l' = l alpha + sum p, o' = o alpha + p V, and o / l in the end.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/kernels/softmax_forward.cc"
 #include "src/kernels/targets.h"
@@ -19,14 +18,15 @@ namespace softmax {
 struct Tile {
   std::int64_t first = 0, count = 0;  // queries
   std::int64_t head = 0;
-  float* q = nullptr;  // [K][kTile], scaled
+  float* q = nullptr;  // [K][kTile]
   float* o = nullptr;  // [V rounded up to kPanel][kTile]
   float* m = nullptr;  // [kTile] running maximum
   float* l = nullptr;  // [kTile] running sum
 };
 
-// p = 2^(score - max) in place of the scores, and the step of m, l and alpha = 2^(old max - max).
-HWY_INLINE void weigh(const Sight& s, float* scores, Tile& tile, float* alpha) {
+// p in place of the scores, and the step of m and l.
+HWY_INLINE void weigh(const Sight& s, const Scale& scale, float* scores, const Tile& tile,
+                      float* alpha) {
   const D d;
   for (std::int64_t v = 0; v < s.vecs; ++v) {
     const std::int64_t begin = s.any_begin[v], end = s.any_end[v];
@@ -48,13 +48,15 @@ HWY_INLINE void weigh(const Sight& s, float* scores, Tile& tile, float* alpha) {
     for (std::int64_t j = begin; j < end; ++j) m = hn::Max(m, hn::LoadU(d, column + j * kTile));
     // A query that has seen no score above -inf keeps weights of 2^-inf = 0.
     const V shift = hn::IfThenElse(hn::Eq(m, hn::Set(d, -kInf)), hn::Zero(d), m);
+    const V to_base2 = hn::Set(d, scale.to_base2);
     V sum = hn::Zero(d);
     for (std::int64_t j = begin; j < end; ++j) {
-      const V p = math::exp2(d, hn::Sub(hn::LoadU(d, column + j * kTile), shift));
+      const V x = hn::Sub(hn::LoadU(d, column + j * kTile), shift);
+      const V p = math::exp2(d, hn::Mul(x, to_base2));
       sum = hn::Add(sum, p);
       hn::StoreU(p, d, column + j * kTile);
     }
-    const V a = math::exp2(d, hn::Sub(old, shift));
+    const V a = math::exp2(d, hn::Mul(hn::Sub(old, shift), to_base2));
     hn::StoreU(m, d, tile.m + v * kLanes);
     hn::StoreU(a, d, alpha + v * kLanes);
     hn::StoreU(hn::MulAdd(hn::LoadU(d, tile.l + v * kLanes), a, sum), d, tile.l + v * kLanes);
@@ -86,7 +88,7 @@ HWY_INLINE void gather(const Sight& s, const float* value_panels, std::int64_t p
   }
 }
 
-HWY_INLINE void finish(const SoftmaxForwardArgs& args, const Tile& tile) {
+HWY_INLINE void finish(const SoftmaxForwardArgs& args, const Scale& scale, const Tile& tile) {
   const D d;
   const std::int64_t vecs = (tile.count + kLanes - 1) / kLanes;
   for (std::int64_t v = 0; v < vecs; ++v) {
@@ -97,22 +99,23 @@ HWY_INLINE void finish(const SoftmaxForwardArgs& args, const Tile& tile) {
       hn::StoreU(hn::Mul(hn::LoadU(d, o), inverse), d, o);
     }
     if (args.lse.data != nullptr) {
-      // ln(sum exp) = m ln(2) + ln(l); -inf where nothing was seen.
-      const V m = hn::LoadU(d, tile.m + v * kLanes);
-      const V lse = hn::MulAdd(m, hn::Set(d, 0.693147182f), math::log(d, l));
-      hn::StoreU(lse, d, tile.l + v * kLanes);
+      hn::StoreU(math::log(d, l), d, tile.l + v * kLanes);
     }
   }
   float* rows[kTile];
   for (std::int64_t i = 0; i < tile.count; ++i) {
     rows[i] = args.o.row(tile.first + i, tile.head);
-    if (args.lse.data != nullptr) *args.lse.row(tile.first + i, tile.head) = tile.l[i];
+    if (args.lse.data == nullptr) continue;
+    // -inf where nothing was seen.
+    *args.lse.row(tile.first + i, tile.head) =
+        static_cast<double>(tile.m[i]) * scale.natural + static_cast<double>(tile.l[i]);
   }
   unpack_transposed<false>(tile.o, kTile, tile.count, args.shape.value_size, rows);
 }
 
 void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
   const SoftmaxShape& shape = args.shape;
+  const Scale scale(shape.scale);
   const std::int64_t features = shape.key_size;
   const std::int64_t panel_count = (shape.value_size + kPanel - 1) / kPanel;
   float* next = args.scratch;
@@ -150,7 +153,7 @@ void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
       rows[i] = args.q.row(tile.first + std::min(i, tile.count - 1), tile.head);
     }
     const std::int64_t lanes = round_up(tile.count, kLanes);
-    pack_transposed(rows, lanes, features, shape.scale * kLog2E, tile.q, kTile);
+    pack_transposed(rows, lanes, features, scale.pack, tile.q, kTile);
     std::fill_n(tile.o, panel_count * kPanel * kTile, 0.0f);
     std::fill_n(tile.m, kTile, -kInf);
     std::fill_n(tile.l, kTile, 0.0f);
@@ -170,15 +173,15 @@ void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
     pack_key_panels(k_rows, round_up(keys, kPanel), features, key_panels);
     pack_feature_panels(v_rows, keys, shape.value_size, value_panels);
     for (std::int64_t t = 0; t < tiles; ++t) {
-      Tile tile = tile_at(t);
+      const Tile tile = tile_at(t);
       const Sight s = see(shape, tile.first, tile.count, begin, end);
       if (s.none) continue;
       score(s, key_panels, tile.q, features, keys, scores);
-      weigh(s, scores, tile, alpha);
+      weigh(s, scale, scores, tile, alpha);
       gather(s, value_panels, panel_count, scores, keys, tile, alpha, part);
     }
   }
-  for (std::int64_t t = 0; t < tiles; ++t) finish(args, tile_at(t));
+  for (std::int64_t t = 0; t < tiles; ++t) finish(args, scale, tile_at(t));
 }
 
 }  // namespace softmax

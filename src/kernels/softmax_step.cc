@@ -67,13 +67,15 @@ void SoftmaxStepKernel(const SoftmaxStepArgs& args) {
   float* keys = args.scratch;  // [K][kSoftmaxBlock]
   float* scores = keys + kSoftmaxBlock * features;
   float* tail = scores + kSoftmaxBlock;  // [kSoftmaxBlock][16]: the last features of the values
-  float* q = tail + kSoftmaxBlock * 16;  // [heads][K], scaled
+  float* q = tail + kSoftmaxBlock * 16;  // [heads][K]
   float* o = q + shape.heads * round_up(features, 16);
   float* m = o + shape.heads * value_room;
   float* l = m + shape.heads;
-  const float scale = shape.scale * kLog2E;
+  const Scale scale(shape.scale);
+  const V to_base2 = hn::Set(d, scale.to_base2);
   for (std::int64_t h = 0; h < shape.heads; ++h) {
-    for (std::int64_t f = 0; f < features; ++f) q[h * features + f] = scale * args.q.row(0, h)[f];
+    for (std::int64_t f = 0; f < features; ++f)
+      q[h * features + f] = scale.pack * args.q.row(0, h)[f];
     std::fill_n(o + h * value_room, value_room, 0.0f);
     m[h] = -kInf;
     l[h] = 0;
@@ -107,11 +109,12 @@ void SoftmaxStepKernel(const SoftmaxStepArgs& args) {
       const V max = hn::MaxOfLanes(d, lane_max);
       const V shift = hn::IfThenElse(hn::Eq(max, hn::Set(d, -kInf)), hn::Zero(d), max);
       for (std::int64_t j = 0; j < kSoftmaxBlock; j += kLanes) {
-        hn::StoreU(math::exp2(d, hn::Sub(hn::LoadU(d, scores + j), shift)), d, scores + j);
+        const V x = hn::Sub(hn::LoadU(d, scores + j), shift);
+        hn::StoreU(math::exp2(d, hn::Mul(x, to_base2)), d, scores + j);
       }
       float sum = 0;
       for (std::int64_t j = begin; j < end; ++j) sum += scores[j];
-      const V alpha = math::exp2(d, hn::Sub(hn::Set(d, m[h]), shift));
+      const V alpha = math::exp2(d, hn::Mul(hn::Sub(hn::Set(d, m[h]), shift), to_base2));
       m[h] = hn::GetLane(max);
       l[h] = hn::GetLane(hn::MulAdd(hn::Set(d, l[h]), alpha, hn::Set(d, sum)));
       const float a = hn::GetLane(alpha);

@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -25,7 +26,6 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
-inline constexpr float kLog2E = 1.44269504f;
 
 inline constexpr std::int64_t kLanes = hn::MaxLanes(D());
 inline constexpr std::int64_t kVecs = 3;  // vectors of queries in a tile
@@ -36,6 +36,25 @@ inline constexpr std::int64_t kPanel = 8;  // keys (or features) broadcast side 
 inline constexpr int kRows = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 
 HWY_INLINE std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+// How scores become weights: 2^((score - reference) * to_base2), where queries are packed times
+// `pack`. Differences of raw scores come first, so that what rounds is as small as what is left of
+// the weight.
+struct Scale {
+  float pack = 1;
+  float to_base2 = 1;
+  double natural = 1;  // to_base2 in natural units
+
+  explicit Scale(float scale) {
+    constexpr double kLn2 = 0.69314718055994531;
+    const float size = std::abs(scale);
+    // Next to 0 the reference of the backward, lse / scale, would not be a float.
+    const bool tiny = size < 0x1p-60f;
+    pack = tiny ? scale : std::copysign(1.0f, scale);
+    to_base2 = static_cast<float>((tiny ? 1.0 : static_cast<double>(size)) / kLn2);
+    natural = static_cast<double>(to_base2) * kLn2;
+  }
+};
 
 // What becomes of c, with the sum in registers.
 enum class Into {

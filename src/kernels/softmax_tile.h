@@ -53,7 +53,7 @@ struct SoftmaxForwardArgs {
   SoftmaxShape shape;
   SoftmaxRows<const float> q;
   SoftmaxRows<float> o;
-  SoftmaxRows<float> lse;               // data may be null
+  SoftmaxRows<double> lse;              // data may be null
   const SoftmaxKeys* pieces = nullptr;  // in order of position, holding every key that is seen
   std::int64_t piece_count = 0;
   std::int64_t begin = 0, end = 0;
@@ -80,7 +80,7 @@ std::int64_t softmax_step_scratch(const SoftmaxShape& shape);
 struct SoftmaxBackwardArgs {
   SoftmaxShape shape;
   SoftmaxRows<const float> q, o, d_o;
-  SoftmaxRows<const float> lse;
+  SoftmaxRows<const double> lse;
   SoftmaxKeys kv;  // all keys of the sequence
   SoftmaxRows<float> dq;
   float* dk = nullptr;

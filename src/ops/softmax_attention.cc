@@ -27,36 +27,34 @@ constexpr std::int64_t kLeastBackwardKeys = 2 * kSoftmaxSpan;
 // Parts of dq held at a time, unless one sequence needs more.
 constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;
 
-using Rows = View<float, 4>;
-using ConstRows = View<const float, 4>;
-
 [[noreturn]] void fail(const char* op, const std::string& text) {
   throw Error(ErrorKind::kInvalidArgument, fmt::format("{}: {}", op, text));
 }
 
-// Checks type, rank, extents (-1: any) and the unit last stride.
+// Checks type, rank, extents (-1: any) and the unit last stride. Allocates only to complain.
 void check(const char* op, const char* name, const ConstTensor& t, const char* letters,
-           std::initializer_list<std::int64_t> expected) {
-  const int rank = static_cast<int>(expected.size());
-  std::string sizes;
-  bool fits = t.present() && t.rank == rank;
-  std::size_t i = 0;
+           std::initializer_list<std::int64_t> expected, DType dtype = DType::kF32) {
+  bool fits = t.present() && t.rank == static_cast<int>(expected.size());
+  std::size_t axis = 0;
   for (std::int64_t e : expected) {
-    sizes += (i ? ", " : "") + (e < 0 ? std::string("any") : std::to_string(e));
-    fits = fits && (e < 0 || t.extent[i] == e) && t.extent[i] >= 0;
-    ++i;
+    fits = fits && t.extent[axis] >= 0 && (e < 0 || t.extent[axis] == e);
+    ++axis;
   }
   if (!fits) {
+    std::string sizes;
+    for (std::int64_t e : expected) {
+      sizes += (sizes.empty() ? "" : ", ") + (e < 0 ? std::string("any") : std::to_string(e));
+    }
     fail(op, fmt::format("{} is {}, expected {} = [{}] to fit the other arguments", name,
                          shape_string(t), letters, sizes));
   }
-  if (t.dtype != DType::kF32) {
-    fail(op, fmt::format("{} is {}, expected F32; convert it first", name, name_of(t.dtype)));
+  if (t.dtype != dtype) {
+    fail(op, fmt::format("{} is {}, expected {}; convert it first", name, name_of(t.dtype),
+                         name_of(dtype)));
   }
-  const auto last = static_cast<std::size_t>(rank) - 1;
-  if (t.extent[last] > 1 && t.stride[last] != 1) {
+  if (t.extent[axis - 1] > 1 && t.stride[axis - 1] != 1) {
     fail(op, fmt::format("{} has a last stride of {}, expected 1; copy it to unit stride", name,
-                         t.stride[last]));
+                         t.stride[axis - 1]));
   }
 }
 
@@ -138,17 +136,17 @@ Sequences find_sequences(const char* op, const SoftmaxAttentionInputs& inputs, c
 }
 
 // Sets the rows outside every segment to 0.
+template <class T>
 void clear_outside(const Tensor& tensor, const Segments& segments) {
-  const Rows rows = tensor.rank == 4
-                        ? tensor.view<float, 4>()
-                        : Rows(static_cast<float*>(tensor.data),
-                               {tensor.extent[0], tensor.extent[1], tensor.extent[2], 1},
-                               {tensor.stride[0], tensor.stride[1], tensor.stride[2], 1});
-  std::vector<std::int64_t> done(static_cast<std::size_t>(rows.extent[0]), 0);
+  std::vector<std::int64_t> done(static_cast<std::size_t>(tensor.extent[0]), 0);
+  const std::int64_t row = tensor.rank == 4 ? tensor.extent[3] : 1;
   const auto clear = [&](std::int64_t b, std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      for (std::int64_t h = 0; h < rows.extent[2]; ++h)
-        std::fill_n(rows(b, t, h), rows.extent[3], 0.0f);
+      for (std::int64_t h = 0; h < tensor.extent[2]; ++h) {
+        T* to = static_cast<T*>(tensor.data) + b * tensor.stride[0] + t * tensor.stride[1] +
+                h * tensor.stride[2];
+        std::fill_n(to, row, T{0});
+      }
     }
   };
   for (const Segment& s : segments.list) {
@@ -156,8 +154,8 @@ void clear_outside(const Tensor& tensor, const Segments& segments) {
     clear(s.batch, from, s.begin);
     from = s.begin + s.length;
   }
-  for (std::int64_t b = 0; b < rows.extent[0]; ++b) {
-    clear(b, done[static_cast<std::size_t>(b)], rows.extent[1]);
+  for (std::int64_t b = 0; b < tensor.extent[0]; ++b) {
+    clear(b, done[static_cast<std::size_t>(b)], tensor.extent[1]);
   }
 }
 
@@ -220,11 +218,12 @@ void softmax_attention(Context& context, const SoftmaxAttentionOptions& options,
   check(kOp, "o", outputs.o, "[B, TQ, HQ, V]",
         {sizes.batch, sizes.queries, sizes.query_heads, sizes.value_size});
   if (outputs.lse.present()) {
-    check(kOp, "lse", outputs.lse, "[B, TQ, HQ]", {sizes.batch, sizes.queries, sizes.query_heads});
+    check(kOp, "lse", outputs.lse, "[B, TQ, HQ]", {sizes.batch, sizes.queries, sizes.query_heads},
+          DType::kF64);
   }
   const Sequences sequences = find_sequences(kOp, inputs, sizes);
-  clear_outside(outputs.o, sequences.queries);
-  if (outputs.lse.present()) clear_outside(outputs.lse, sequences.queries);
+  clear_outside<float>(outputs.o, sequences.queries);
+  if (outputs.lse.present()) clear_outside<double>(outputs.lse, sequences.queries);
 
   const std::int64_t group = sizes.group();
   const std::int64_t step = queries_of_task(group);
@@ -260,7 +259,7 @@ void softmax_attention(Context& context, const SoftmaxAttentionOptions& options,
     args.shape.keys = keys.end;
     args.q = group_rows<const float>(inputs.q, segment, task.head, group);
     args.o = group_rows<float>(outputs.o, segment, task.head, group);
-    args.lse = group_rows<float>(outputs.lse, segment, task.head, group);
+    args.lse = group_rows<double>(outputs.lse, segment, task.head, group);
     args.pieces = &keys;
     args.piece_count = 1;
     args.begin = task.begin;
@@ -280,22 +279,23 @@ void softmax_attention_backward(Context& context, const SoftmaxAttentionOptions&
   const auto queries_shape = {sizes.batch, sizes.queries, sizes.query_heads, sizes.value_size};
   check(kOp, "o", o, "[B, TQ, HQ, V]", queries_shape);
   check(kOp, "d_o", d_o, "[B, TQ, HQ, V]", queries_shape);
-  check(kOp, "lse", lse, "[B, TQ, HQ]", {sizes.batch, sizes.queries, sizes.query_heads});
+  check(kOp, "lse", lse, "[B, TQ, HQ]", {sizes.batch, sizes.queries, sizes.query_heads},
+        DType::kF64);
   const Sequences sequences = find_sequences(kOp, inputs, sizes);
   if (dq.present()) {
     check(kOp, "dq", dq, "[B, TQ, HQ, K]",
           {sizes.batch, sizes.queries, sizes.query_heads, sizes.key_size});
-    clear_outside(dq, sequences.queries);
+    clear_outside<float>(dq, sequences.queries);
   }
   if (dk.present()) {
     check(kOp, "dk", dk, "[B, TK, HK, K]",
           {sizes.batch, sizes.keys, sizes.key_heads, sizes.key_size});
-    clear_outside(dk, sequences.keys);
+    clear_outside<float>(dk, sequences.keys);
   }
   if (dv.present()) {
     check(kOp, "dv", dv, "[B, TK, HK, V]",
           {sizes.batch, sizes.keys, sizes.key_heads, sizes.value_size});
-    clear_outside(dv, sequences.keys);
+    clear_outside<float>(dv, sequences.keys);
   }
 
   auto& impl = context.impl();
@@ -367,7 +367,7 @@ void softmax_attention_backward(Context& context, const SoftmaxAttentionOptions&
       args.q = group_rows<const float>(inputs.q, segment, task.head, group);
       args.o = group_rows<const float>(o, segment, task.head, group);
       args.d_o = group_rows<const float>(d_o, segment, task.head, group);
-      args.lse = group_rows<const float>(lse, segment, task.head, group);
+      args.lse = group_rows<const double>(lse, segment, task.head, group);
       args.kv = key_rows(inputs.k, inputs.v, key_segment, task.head);
       args.dq = group_rows<float>(dq, segment, task.head, group);
       if (dk.present()) {
