@@ -31,13 +31,10 @@ struct Arrays {
         dq(Data::empty({1, tokens, 1, kSize})),
         dk(Data::empty({1, tokens, 1, kSize})),
         dv(Data::empty({1, tokens, 1, kSize})),
-        lse(static_cast<std::size_t>(tokens) * sizeof(double)) {}
+        lse(Data::empty({1, tokens, 1})) {}
   std::int64_t bytes() const { return 8 * q.bytes(); }
 
-  Tensor lse_view() const { return {lse.data(), DType::kF64, {1, q.size() / kSize, 1}}; }
-
-  Data q, k, v, d_o, o, dq, dk, dv;
-  Buffer lse;
+  Data q, k, v, d_o, o, dq, dk, dv, lse;
 };
 
 struct Form {
@@ -69,13 +66,13 @@ Form softmax_form() {
   };
   return {"softmax_attention",
           [=](Context& c, const Arrays& a, void*) {
-            softmax_attention(c, {}, inputs(a), {.o = a.o.tensor(), .lse = a.lse_view()});
+            softmax_attention(c, {}, inputs(a), {.o = a.o.tensor(), .lse = a.lse.tensor()});
           },
           [=](Context& c, const Arrays& a, void*) {
-            softmax_attention_backward(c, {}, inputs(a), a.o.tensor(), a.lse_view(), a.d_o.tensor(),
-                                       a.dq.tensor(), a.dk.tensor(), a.dv.tensor());
+            softmax_attention_backward(c, {}, inputs(a), a.o.tensor(), a.lse.tensor(),
+                                       a.d_o.tensor(), a.dq.tensor(), a.dk.tensor(), a.dv.tensor());
           },
-          [](const Arrays& a) { return a.lse.bytes(); }};
+          [](const Arrays& a) { return static_cast<std::size_t>(a.lse.bytes()); }};
 }
 
 // Peak bytes of a training step: arrays, what is kept between the passes, and scratch. A call

@@ -1,6 +1,5 @@
 // The yardstick: RMS of the difference over RMS of the truth, per tensor, with a floor of 1e-3 of
-// the largest RMS among the call's tensors of the same kind; a non-finite mismatch fails. And the
-// one table of bounds, repeated in docs/numerics.md.
+// the largest RMS among the call's tensors of the same kind; a non-finite mismatch fails.
 #pragma once
 
 #include <algorithm>
@@ -12,23 +11,10 @@
 
 #include <gtest/gtest.h>
 
+#include "src/base/bounds.h"
 #include "src/ops/reference/array.h"
 
 namespace ouzel::test {
-
-struct Bounds {
-  double output, gradient;
-};
-// float32 operators against float64, inputs of zero mean, up to 4,096 tokens.
-inline constexpr Bounds kFloat32{5e-6, 2e-5};
-// Any input (constant or narrow positive features too), at any length.
-inline constexpr Bounds kAnyInput{3e-5, 3e-5};
-// A sequence split and resumed, a step, another form: against the unbroken scan.
-inline constexpr Bounds kResumed{5e-6, 2e-5};
-// 16-bit inputs.
-inline constexpr Bounds kHalf{4e-3, 4e-3};
-// A float64 reference against numbers computed elsewhere in float64.
-inline constexpr Bounds kFloat64{1e-12, 1e-12};
 
 template <class Real>
 double rms(const std::vector<Real>& x) {

@@ -18,14 +18,14 @@
 
 namespace ouzel::app {
 
-extern const Verb kBenchVerb;
+extern const Verb kAttendVerb;
 extern const Verb kInfoVerb;
 
 namespace {
 
 // In the order in which --help lists them.
 constexpr const Verb* kVerbs[] = {
-    &kBenchVerb,
+    &kAttendVerb,
     &kInfoVerb,
 };
 

@@ -1,0 +1,333 @@
+// `ouzel attend`: any operator of the table, run on the tensors of a file.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "apps/ouzel/compare.h"
+#include "apps/ouzel/program.h"
+#include "ouzel/error.h"
+#include "src/base/text.h"
+#include "src/formats/safetensors.h"
+#include "src/ops/registry.h"
+
+namespace ouzel::app {
+namespace {
+
+struct Options {
+  std::string input, output, op;
+  std::map<std::string, std::string> attributes;  // given as flags
+  bool backward = false, compare = false, list = false;
+  CommonOptions common;
+};
+
+// "window_size" as a flag: "--window-size".
+std::string flag_of(const std::string& attribute) {
+  std::string flag = "--" + attribute;
+  std::replace(flag.begin() + 2, flag.end(), '_', '-');
+  return flag;
+}
+
+const char* value_name(AttributeKind kind) {
+  switch (kind) {
+    case AttributeKind::kInteger:
+      return "N";
+    case AttributeKind::kNumber:
+      return "X";
+    case AttributeKind::kIntegers:
+      return "N,N,...";
+    case AttributeKind::kText:
+    case AttributeKind::kFlag:
+      break;
+  }
+  return "NAME";
+}
+
+// Metadata are attributes of the operator, notes of the writer (ignored), or mistakes: one edit
+// away from an attribute of this operator, or an attribute of another one that is switched on.
+// Mistakes are errors, because a result without them would be wrong in silence.
+void check_metadata(const std::string& path, const OperatorInfo& info, const std::string& key,
+                    const std::string& value) {
+  constexpr std::size_t kShortest = 3;  // "m" is one edit away from "H"
+  std::string near;
+  for (const std::string& name : info.attribute_names()) {
+    if (name.size() >= kShortest && edit_distance(key, name) == 1) near = name;
+  }
+  const bool elsewhere =
+      std::any_of(operators().begin(), operators().end(),
+                  [&](const OperatorInfo& other) { return other.find_attribute(key) != nullptr; });
+  const bool off = value == "false" || value == "null" || value == "0";
+  if (near.empty() && (!elsewhere || off)) return;
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      fmt::format("{}: {} has no attribute '{}', which the metadata set to '{}'{} It takes {}",
+                  path, info.name, printable(key), printable(value, 60),
+                  near.empty() ? "." : fmt::format("; did you mean '{}'?", near),
+                  joined(info.attribute_names())));
+}
+
+std::map<std::string, std::string> attributes_of(const SafetensorsReader& file,
+                                                 const OperatorInfo& info,
+                                                 const std::map<std::string, std::string>& flags) {
+  std::map<std::string, std::string> attributes;
+  for (const auto& [key, value] : file.metadata()) {
+    if (info.find_attribute(key) != nullptr) {
+      attributes[key] = value;
+    } else {
+      check_metadata(file.path(), info, key, value);
+    }
+  }
+  for (const auto& [key, value] : flags) attributes[key] = value;
+  return attributes;
+}
+
+// Names of what the operator gives: tensors of these names in the input are expected values.
+std::vector<std::string> result_names(const OperatorInfo& info) {
+  std::vector<std::string> names;
+  for (const TensorInfo& output : info.outputs) names.push_back(output.name);
+  for (const TensorInfo& input : info.inputs) {
+    if (!input.gradient.empty()) names.push_back(input.gradient);
+  }
+  return names;
+}
+
+struct Inputs {
+  std::map<std::string, Array> memory;
+  std::map<std::string, ConstTensor> tensors;
+  bool narrow = false;  // some were 16-bit floats
+};
+
+Inputs read_inputs(const SafetensorsReader& file, const OperatorInfo& info, bool backward) {
+  Inputs inputs;
+  const std::vector<std::string> results = result_names(info);
+  const auto row_of = [](const std::vector<TensorInfo>& rows, auto&& test) {
+    const auto found = std::find_if(rows.begin(), rows.end(), test);
+    return found == rows.end() ? nullptr : &*found;
+  };
+  for (const NamedTensor& tensor : file.tensors()) {
+    const TensorInfo* input =
+        row_of(info.inputs, [&](const TensorInfo& row) { return row.name == tensor.name; });
+    const TensorInfo* upstream =
+        row_of(info.outputs, [&](const TensorInfo& row) { return row.gradient == tensor.name; });
+    const bool expected = std::count(results.begin(), results.end(), tensor.name) != 0;
+    if (input == nullptr && (expected || (upstream != nullptr && !backward))) continue;
+    if (tensor.shape.size() > static_cast<std::size_t>(kMaxRank)) {
+      throw Error(
+          ErrorKind::kInvalidArgument,
+          fmt::format("{}: {} has shape {}; no tensor of an operator has more than {} "
+                      "extents",
+                      info.name, printable(tensor.name), shape_string(tensor.shape), kMaxRank));
+    }
+    if (!tensor.is_float()) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  fmt::format("{}: {} is of type {}; F32, F64, BF16 or F16 was expected", info.name,
+                              printable(tensor.name), printable(tensor.type, 16)));
+    }
+    const DType dtype = input != nullptr ? input->dtype : DType::kF32;
+    Array array(tensor.shape, dtype);
+    if (dtype == DType::kF64) {
+      file.read_f64(tensor, array.memory.as<double>());
+    } else {
+      file.read_f32(tensor, array.memory.f32());
+    }
+    inputs.narrow |= tensor.dtype == DType::kF16 || tensor.dtype == DType::kBF16;
+    inputs.tensors[tensor.name] = array.tensor;
+    inputs.memory[tensor.name] = std::move(array);
+  }
+  return inputs;
+}
+
+std::string signature(const std::vector<TensorInfo>& tensors, bool gradients) {
+  std::vector<std::string> parts;
+  for (const TensorInfo& info : tensors) {
+    std::string shape = info.shape;
+    std::replace(shape.begin(), shape.end(), ' ', ',');
+    std::string part = fmt::format("{} [{}]", info.name, shape);
+    if (gradients && !info.gradient.empty()) part += fmt::format(" ({})", info.gradient);
+    if (info.optional) part += " optional";
+    if (!info.when.empty()) part += " if " + info.when;
+    parts.push_back(part);
+  }
+  return joined(parts, "; ");
+}
+
+Json to_json(const std::vector<TensorInfo>& tensors) {
+  Json list = Json::array();
+  for (const TensorInfo& info : tensors) {
+    list.push_back({{"name", info.name},
+                    {"shape", info.shape},
+                    {"gradient", info.gradient},
+                    {"optional", info.optional},
+                    {"when", info.when}});
+  }
+  return list;
+}
+
+void list_operators(bool json) {
+  Json all = Json::array();
+  for (const OperatorInfo& info : operators()) {
+    if (json) {
+      Json attributes = Json::array();
+      for (const AttributeInfo& attribute : info.attributes) {
+        attributes.push_back({{"name", attribute.name},
+                              {"meaning", attribute.meaning},
+                              {"default", attribute.fallback},
+                              {"choices", attribute.choices}});
+      }
+      all.push_back({{"name", info.name},
+                     {"aliases", info.aliases},
+                     {"formula", info.formula},
+                     {"source", info.source},
+                     {"inputs", to_json(info.inputs)},
+                     {"outputs", to_json(info.outputs)},
+                     {"attributes", attributes}});
+      continue;
+    }
+    write_out(fmt::format("{}{}\n  {}\n  {}\n  in   {}\n  out  {}\n", info.name,
+                          info.aliases.empty() ? "" : " (" + joined(info.aliases) + ")",
+                          info.formula, info.source, signature(info.inputs, false),
+                          signature(info.outputs, true)));
+    for (const AttributeInfo& attribute : info.attributes) {
+      std::string meaning = attribute.meaning;
+      if (!attribute.choices.empty()) meaning += ": " + joined(attribute.choices);
+      if (!attribute.fallback.empty()) meaning += " (default: " + attribute.fallback + ")";
+      write_out(fmt::format("  {:<14} {}\n", flag_of(attribute.name), meaning));
+    }
+    write_out("\n");
+  }
+  if (json) write_json({{"operators", all}});
+}
+
+void write_results(const Options& options, const OperatorInfo& info, const Attributes& attributes,
+                   const std::vector<NamedArray>& results) {
+  std::vector<TensorToWrite> tensors;
+  for (const NamedArray& result : results) tensors.push_back({result.name, result.array.tensor});
+  std::map<std::string, std::string> metadata = attributes.values();
+  metadata["op"] = info.name;
+  write_safetensors(options.output, tensors, metadata);
+}
+
+int run(const Options& options) {
+  if (options.list) {
+    list_operators(options.common.json);
+    return 0;
+  }
+  if (options.input.empty()) throw UsageError("name the file that holds the operator's inputs");
+  if (options.output.empty() && !options.compare) {
+    throw UsageError("say where the results should go: -o FILE, or --compare");
+  }
+  const SafetensorsReader file(options.input);
+  const auto op = file.metadata().find("op");
+  if (options.op.empty() && op == file.metadata().end()) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        fmt::format("{}: the metadata do not name an 'op'; name one with --op (--list shows "
+                    "all)",
+                    options.input));
+  }
+  const OperatorInfo& info = find_operator(options.op.empty() ? op->second : options.op);
+  const Attributes attributes(info, attributes_of(file, info, options.attributes));
+  const Inputs inputs = read_inputs(file, info, options.backward);
+  Context context = options.common.context();
+
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<NamedArray> results =
+      run_operator(context, info, attributes, inputs.tensors, options.backward);
+  const std::chrono::duration<double, std::milli> elapsed =
+      std::chrono::steady_clock::now() - start;
+
+  if (!options.output.empty()) write_results(options, info, attributes, results);
+  options.common.note("{}{} in {:.2f} ms ({}, {} threads){}", info.name,
+                      options.backward ? " forward and backward" : "", elapsed.count(),
+                      name_of(context.isa()), context.threads(),
+                      options.output.empty() ? "" : ": results in " + options.output);
+  Json report = {{"op", info.name},
+                 {"attributes", attributes.values()},
+                 {"milliseconds", elapsed.count()},
+                 {"isa", name_of(context.isa())},
+                 {"threads", context.threads()}};
+  bool within = true;
+  if (options.compare) {
+    const std::vector<Comparison> comparisons = compare(file, results, inputs.narrow);
+    if (comparisons.empty()) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  fmt::format("{} holds no expected tensor to compare with: none is named {}",
+                              options.input, joined(result_names(info))));
+    }
+    for (const Comparison& c : comparisons) {
+      within = within && c.within();
+      if (!options.common.json) write_out(describe(c) + "\n");
+      report["comparisons"].push_back(
+          {{"tensor", c.name}, {"error", c.error}, {"bound", c.bound}, {"within", c.within()}});
+    }
+    report["within"] = within;
+  }
+  if (options.common.json) write_json(report);
+  return within ? 0 : 1;
+}
+
+// One flag for each attribute of any operator.
+void declare_attributes(CLI::App& parser, const std::shared_ptr<Options>& options) {
+  std::map<std::string, const AttributeInfo*> attributes;
+  for (const OperatorInfo& info : operators()) {
+    for (const AttributeInfo& attribute : info.attributes) {
+      attributes.emplace(attribute.name, &attribute);
+    }
+  }
+  for (const auto& [name, attribute] : attributes) {
+    const std::string flag = flag_of(name);
+    const auto set = [options, name = name](const std::string& text) {
+      options->attributes[name] = text;
+    };
+    CLI::Option* option = nullptr;
+    if (attribute->kind == AttributeKind::kFlag) {
+      option = parser.add_flag_function(
+          flag + ",!--no-" + flag.substr(2),
+          [set](std::int64_t count) { set(count > 0 ? "true" : "false"); }, attribute->meaning);
+    } else {
+      option = parser.add_option_function<std::string>(flag, set, attribute->meaning)
+                   ->type_name(value_name(attribute->kind));
+    }
+    option->group("Attributes");
+  }
+}
+
+Action declare(CLI::App& parser) {
+  auto options = std::make_shared<Options>();
+  parser.add_option("IN", options->input,
+                    "A safetensors file with the operator's inputs; its metadata may name the "
+                    "operator ('op') and its attributes");
+  parser.add_option("-o,--output", options->output, "Write the results, float32, to this file")
+      ->type_name("FILE");
+  parser.add_option("--op", options->op, "The operator, over that of the metadata")
+      ->type_name("NAME");
+  parser.add_flag("--backward", options->backward,
+                  "Also compute the gradients of all inputs, from 'do' and others in the file");
+  parser.add_flag(
+      "--compare", options->compare,
+      "Print the error of each result of which the file holds the expected value; exit 1 "
+      "beyond the bounds");
+  parser.add_flag("--list", options->list, "Print all operators with their tensors and attributes");
+  declare_attributes(parser, options);
+  options->common.declare_compute(parser);
+  options->common.declare_json(parser);
+  options->common.declare_quiet(parser);
+  return [options] { return run(*options); };
+}
+
+}  // namespace
+
+extern const Verb kAttendVerb = {"attend", "Run an operator on the tensors of a file",
+                                 "ouzel attend --list\n"
+                                 "ouzel attend in.safetensors -o out.safetensors --op retention\n"
+                                 "ouzel attend in.safetensors --backward --compare",
+                                 declare};
+
+}  // namespace ouzel::app

@@ -1,0 +1,31 @@
+// The yardstick of results (docs/numerics.md): RMS of the difference over RMS of the truth, per
+// tensor, with a floor of 1e-3 of the largest RMS among the file's tensors of the same kind.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/formats/safetensors.h"
+#include "src/ops/registry.h"
+
+namespace ouzel::app {
+
+struct Comparison {
+  std::string name;
+  double error = 0;
+  double bound = 0;
+  std::string fault;  // a shape that differs, or a value that is finite on one side only
+
+  bool within() const { return fault.empty() && error <= bound; }
+};
+
+// Compares every result of which the file holds the truth, by kFloat32, or kHalf where inputs were
+// 16-bit floats (`narrow`). Truths beyond 1e37 only have to be met in kind: a state may use them as
+// a mark.
+std::vector<Comparison> compare(const SafetensorsReader& file,
+                                const std::vector<NamedArray>& results, bool narrow);
+
+// One line: name, error, bound, verdict.
+std::string describe(const Comparison& comparison);
+
+}  // namespace ouzel::app

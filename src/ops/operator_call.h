@@ -1,0 +1,68 @@
+// One call of an operator of the table, as its row sees it: tensors by name, attributes, sizes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ouzel/context.h"
+#include "ouzel/segments.h"
+#include "ouzel/tensor.h"
+#include "src/ops/registry.h"
+
+namespace ouzel {
+
+class OperatorCall {
+ public:
+  const std::string& name() const { return info_.name; }
+  Context& context() const { return context_; }
+  const Attributes& attributes() const { return attributes_; }
+  bool backward() const { return backward_; }
+  // From `cu_seqlens`, or null.
+  const Segments* segments() const { return segments_ ? &*segments_ : nullptr; }
+
+  // By name; absent where the call has none: an optional input that was not given, the gradient of
+  // such an input or of a forward call, an output that the attributes rule out.
+  ConstTensor in(const std::string& name) const { return get(in_, name); }
+  Tensor out(const std::string& name) const { return get(out_, name); }
+  // The value of a letter of the table, after all inputs have been seen.
+  std::int64_t extent(const std::string& letter) const { return extents_.at(letter).value; }
+
+ private:
+  friend std::vector<NamedArray> run_operator(Context& context, const OperatorInfo& info,
+                                              const Attributes& attributes,
+                                              const std::map<std::string, ConstTensor>& tensors,
+                                              bool backward);
+  struct Extent {
+    std::int64_t value = 0;
+    std::string from;  // the tensor that fixed it
+  };
+
+  OperatorCall(Context& context, const OperatorInfo& info, const Attributes& attributes,
+               const std::map<std::string, ConstTensor>& tensors, bool backward);
+  template <class T>
+  static T get(const std::map<std::string, T>& map, const std::string& name) {
+    const auto found = map.find(name);
+    return found == map.end() ? T() : found->second;
+  }
+
+  void check_names(const std::map<std::string, ConstTensor>& tensors) const;
+  void check_name(const std::string& name) const;
+  void take(const TensorInfo& info, const std::string& name, const ConstTensor& tensor);
+  std::optional<std::int64_t> resolve(const std::string& letter);
+  std::string expected(const TensorInfo& info);
+  std::vector<std::int64_t> shape_of(const TensorInfo& info);
+
+  Context& context_;
+  const OperatorInfo& info_;
+  const Attributes& attributes_;
+  bool backward_;
+  std::optional<Segments> segments_;
+  std::map<std::string, Extent> extents_;
+  std::map<std::string, ConstTensor> in_;  // inputs and gradients from above
+  std::map<std::string, Tensor> out_;      // outputs and gradients of inputs
+};
+
+}  // namespace ouzel

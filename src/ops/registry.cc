@@ -1,0 +1,382 @@
+#include "src/ops/registry.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ouzel/error.h"
+#include "src/base/text.h"
+#include "src/ops/operator_call.h"
+
+namespace ouzel {
+namespace {
+
+// More sequences than this only occur in files made to exhaust memory: each costs some though it
+// holds no token.
+constexpr std::int64_t kMaxSequences = 1 << 22;
+
+[[noreturn]] void refuse(const std::string& sentence) {
+  throw Error(ErrorKind::kInvalidArgument, sentence);
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::string_view part = text.substr(0, text.find(separator));
+    if (!part.empty()) parts.emplace_back(part);
+    text.remove_prefix(std::min(text.size(), part.size() + 1));
+  }
+  return parts;
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const std::size_t begin = text.find_first_not_of(kSpace);
+  if (begin == std::string_view::npos) return "";
+  return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
+}
+
+// The whole of `text` as a number, or none.
+template <class T>
+std::optional<T> parsed(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// "[0, 17, 52]", the brackets may be left out.
+std::optional<std::vector<std::int64_t>> parsed_list(std::string_view text) {
+  if (text.starts_with('[') != text.ends_with(']')) return std::nullopt;
+  if (text.starts_with('[')) text = text.substr(1, text.size() - 2);
+  std::vector<std::int64_t> list;
+  for (const std::string& part : split(text, ',')) {
+    const auto value = parsed<std::int64_t>(trimmed(part));
+    if (!value) return std::nullopt;
+    list.push_back(*value);
+  }
+  return list;
+}
+
+// `text` in plain form if it is a value of the attribute, else a sentence's end: what was expected.
+struct Checked {
+  bool good;
+  std::string text;
+};
+Checked checked(const AttributeInfo& info, std::string_view text) {
+  switch (info.kind) {
+    case AttributeKind::kFlag:
+      if (text == "true" || text == "1") return {true, "true"};
+      if (text == "false" || text == "0") return {true, "false"};
+      return {false, "true or false"};
+    case AttributeKind::kInteger:
+      if (const auto value = parsed<std::int64_t>(text)) return {true, std::to_string(*value)};
+      return {false, "a whole number"};
+    case AttributeKind::kNumber:
+      if (const auto value = parsed<double>(text); value && std::isfinite(*value)) {
+        return {true, fmt::format("{}", *value)};
+      }
+      return {false, "a number"};
+    case AttributeKind::kIntegers:
+      if (const auto list = parsed_list(text)) {
+        return {true, fmt::format("[{}]", fmt::join(*list, ", "))};
+      }
+      return {false, "a list of whole numbers like [0, 17, 52]"};
+    case AttributeKind::kText:
+      if (text.size() >= 2 && text.starts_with('"') && text.ends_with('"')) {
+        text = text.substr(1, text.size() - 2);
+      }
+      if (info.choices.empty() || std::count(info.choices.begin(), info.choices.end(), text) != 0) {
+        return {true, std::string(text)};
+      }
+      return {false, "one of " + joined(info.choices)};
+  }
+  return {false, "a value"};
+}
+
+std::string describe(const ConstTensor& tensor) {
+  return fmt::format("{} {}", name_of(tensor.dtype), shape_string(tensor));
+}
+
+bool is_dense(const ConstTensor& tensor) {
+  std::int64_t step = 1;
+  for (int i = tensor.rank; i-- > 0;) {
+    const auto d = static_cast<std::size_t>(i);
+    if (tensor.extent[d] != 1 && tensor.stride[d] != step) return false;
+    step *= tensor.extent[d];
+  }
+  return true;
+}
+
+// Numbers of tokens may be 0; numbers of heads, features and sequences may not.
+bool counts_tokens(const std::string& letter) { return letter.starts_with('T'); }
+
+}  // namespace
+
+const AttributeInfo* OperatorInfo::find_attribute(std::string_view attribute) const {
+  for (const AttributeInfo& info : attributes) {
+    if (info.name == attribute) return &info;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> OperatorInfo::attribute_names() const {
+  std::vector<std::string> names;
+  for (const AttributeInfo& info : attributes) names.push_back(info.name);
+  return names;
+}
+
+const OperatorInfo& find_operator(const std::string& name) {
+  std::vector<std::string> names, all;
+  for (const OperatorInfo& info : operators()) {
+    if (info.name == name || std::count(info.aliases.begin(), info.aliases.end(), name) != 0) {
+      return info;
+    }
+    names.push_back(info.name);
+    all.push_back(info.name);
+    all.insert(all.end(), info.aliases.begin(), info.aliases.end());
+  }
+  refuse(fmt::format("there is no operator '{}'{}{} The operators are {}", printable(name),
+                     did_you_mean(name, all), nearest(name, all) ? "" : ".", joined(names)));
+}
+
+Attributes::Attributes(const OperatorInfo& info, const std::map<std::string, std::string>& given) {
+  for (const AttributeInfo& attribute : info.attributes) {
+    if (!attribute.fallback.empty()) values_[attribute.name] = attribute.fallback;
+  }
+  for (const auto& [name, text] : given) {
+    const AttributeInfo* attribute = info.find_attribute(name);
+    if (attribute == nullptr) {
+      const std::vector<std::string> names = info.attribute_names();
+      const std::string near = did_you_mean(name, names);
+      refuse(fmt::format("{} has no attribute '{}'{}{} It takes {}", info.name, printable(name),
+                         near, near.empty() ? "." : "", joined(names)));
+    }
+    const std::string_view value = trimmed(text);
+    if (value == "null" || value.empty()) continue;
+    Checked result = checked(*attribute, value);
+    if (!result.good) {
+      refuse(
+          fmt::format("{}: {} '{}' is not {}", info.name, name, printable(text, 60), result.text));
+    }
+    values_[name] = std::move(result.text);
+  }
+}
+
+std::string Attributes::text(const std::string& name) const {
+  const auto found = values_.find(name);
+  return found == values_.end() ? "" : found->second;
+}
+bool Attributes::flag(const std::string& name) const { return text(name) == "true"; }
+std::optional<std::int64_t> Attributes::integer(const std::string& name) const {
+  return parsed<std::int64_t>(text(name));
+}
+std::optional<double> Attributes::number(const std::string& name) const {
+  return parsed<double>(text(name));
+}
+std::optional<std::vector<std::int64_t>> Attributes::integers(const std::string& name) const {
+  const auto found = values_.find(name);
+  return found == values_.end() ? std::nullopt : parsed_list(found->second);
+}
+
+bool Attributes::hold(const std::string& conditions) const {
+  for (const std::string& condition : split(conditions, ' ')) {
+    const std::size_t equals = condition.find('=');
+    const bool negated = condition[equals - 1] == '!';
+    const std::string name = condition.substr(0, equals - (negated ? 1 : 0));
+    if ((text(name) == condition.substr(equals + 1)) == negated) return false;
+  }
+  return true;
+}
+
+Array::Array(const std::vector<std::int64_t>& shape, DType dtype) {
+  std::int64_t count = 1;
+  bool fits = true;
+  for (std::int64_t extent : shape) fits = fits && !__builtin_mul_overflow(count, extent, &count);
+  std::int64_t bytes = 0;
+  if (!fits || __builtin_mul_overflow(count, size_of(dtype), &bytes)) {
+    throw Error(
+        ErrorKind::kOutOfMemory,
+        fmt::format("a result of shape [{}] is larger than memory can be", fmt::join(shape, ", ")));
+  }
+  memory = Buffer::zeros(static_cast<std::size_t>(bytes));
+  tensor.data = memory.data();
+  tensor.dtype = dtype;
+  tensor.rank = static_cast<int>(shape.size());
+  std::int64_t step = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    tensor.extent[i] = shape[i];
+    tensor.stride[i] = step;
+    step *= shape[i];
+  }
+}
+
+OperatorCall::OperatorCall(Context& context, const OperatorInfo& info, const Attributes& attributes,
+                           const std::map<std::string, ConstTensor>& tensors, bool backward)
+    : context_(context), info_(info), attributes_(attributes), backward_(backward) {
+  check_names(tensors);
+  if (const auto cu_seqlens = attributes.integers("cu_seqlens")) {
+    segments_ = Segments::packed(*cu_seqlens);
+  }
+  const auto given = [&](const std::string& name) { return get(tensors, name); };
+  for (const TensorInfo& input : info.inputs) {
+    const ConstTensor tensor = given(input.name);
+    if (tensor.present()) {
+      take(input, input.name, tensor);
+    } else if (!input.optional && attributes.hold(input.when)) {
+      refuse(fmt::format("{}: tensor '{}' {} is missing", info.name, input.name, expected(input)));
+    }
+  }
+  if (!backward) return;
+  for (const TensorInfo& output : info.outputs) {
+    const ConstTensor tensor = given(output.gradient);
+    if (tensor.present()) {
+      take(output, output.gradient, tensor);
+    } else if (&output == &info.outputs.front()) {
+      refuse(fmt::format("{}: the backward pass needs '{}' {}, the gradient of '{}'", info.name,
+                         output.gradient, expected(output), output.name));
+    }
+  }
+}
+
+// Every tensor must be one that this call takes.
+void OperatorCall::check_names(const std::map<std::string, ConstTensor>& tensors) const {
+  for (const auto& [name, tensor] : tensors) check_name(name);
+}
+
+void OperatorCall::check_name(const std::string& name) const {
+  std::vector<std::string> names;
+  const auto check = [&](const TensorInfo& info, const std::string& own) {
+    if (own.empty()) return false;
+    if (own == name && !attributes_.hold(info.when)) {
+      refuse(fmt::format("{}: tensor '{}' is only taken with {}", info_.name, name, info.when));
+    }
+    if (attributes_.hold(info.when)) names.push_back(own);
+    return own == name;
+  };
+  for (const TensorInfo& input : info_.inputs) {
+    if (check(input, input.name)) return;
+  }
+  if (backward_) {
+    for (const TensorInfo& output : info_.outputs) {
+      if (check(output, output.gradient)) return;
+    }
+  }
+  const std::string near = did_you_mean(name, names);
+  refuse(fmt::format("{} takes no tensor '{}'{}{} It takes {}", info_.name, printable(name), near,
+                     near.empty() ? "." : "", joined(names)));
+}
+
+std::optional<std::int64_t> OperatorCall::resolve(const std::string& letter) {
+  if (const auto digit = parsed<std::int64_t>(letter)) return digit;
+  const auto found = extents_.find(letter);
+  if (found != extents_.end()) return found->second.value;
+  if (letter == "N" && segments_) {
+    extents_[letter] = {segments_->count(), "cu_seqlens"};
+  } else if (letter == "N" && extents_.contains("B")) {
+    extents_[letter] = extents_["B"];
+  } else if (letter == "F" && (extents_.contains("M") || extents_.contains("K"))) {
+    extents_[letter] = extents_[extents_.contains("M") ? "M" : "K"];
+  } else if (letter == "HO" && extents_.contains("HQ") && extents_.contains("HV")) {
+    const Extent &q = extents_["HQ"], &v = extents_["HV"];
+    extents_[letter] = q.value > v.value ? q : v;
+  } else {
+    return std::nullopt;
+  }
+  return extents_[letter].value;
+}
+
+// "[B, T, HK, K] with B = 2, T = 19, K = 8 as in q".
+std::string OperatorCall::expected(const TensorInfo& info) {
+  std::vector<std::string> shapes;
+  std::vector<std::pair<std::string, std::vector<std::string>>>
+      known;  // by the tensor they are from
+  std::vector<std::string> seen;
+  for (const std::string& alternative : split(info.shape, '|')) {
+    const std::vector<std::string> letters = split(alternative, ' ');
+    shapes.push_back("[" + joined(letters) + "]");
+    for (const std::string& letter : letters) {
+      const auto value = resolve(letter);
+      if (!value || !extents_.contains(letter)) continue;
+      if (std::count(seen.begin(), seen.end(), letter) != 0) continue;
+      seen.push_back(letter);
+      const std::string& from = extents_[letter].from;
+      auto row = std::find_if(known.begin(), known.end(),
+                              [&](const auto& entry) { return entry.first == from; });
+      if (row == known.end()) row = known.insert(known.end(), {from, {}});
+      row->second.push_back(fmt::format("{} = {}", letter, *value));
+    }
+  }
+  std::vector<std::string> parts;
+  for (const auto& [from, values] : known) parts.push_back(joined(values) + " as in " + from);
+  return joined(shapes, " or ") + (parts.empty() ? "" : " with " + joined(parts, " and "));
+}
+
+void OperatorCall::take(const TensorInfo& info, const std::string& name,
+                        const ConstTensor& tensor) {
+  if (tensor.dtype != info.dtype || !is_dense(tensor)) {
+    refuse(fmt::format("{}: {} is {}; a dense {} was expected", info_.name, name, describe(tensor),
+                       name_of(info.dtype)));
+  }
+  const auto fits = [&](const std::vector<std::string>& letters) {
+    if (static_cast<int>(letters.size()) != tensor.rank) return false;
+    std::map<std::string, Extent> bound = extents_;
+    for (std::size_t i = 0; i < letters.size(); ++i) {
+      const std::int64_t extent = tensor.extent[i];
+      const auto known = resolve(letters[i]);
+      if (known ? *known != extent : extent == 0 && !counts_tokens(letters[i])) {
+        extents_ = std::move(bound);
+        return false;
+      }
+      if (!known) extents_[letters[i]] = {extent, name};
+    }
+    return true;
+  };
+  for (const std::string& alternative : split(info.shape, '|')) {
+    if (!fits(split(alternative, ' '))) continue;
+    if (const auto n = resolve("N"); n && *n > kMaxSequences) {
+      refuse(fmt::format("{}: {} sequences are more than the {} that one call takes", info_.name,
+                         *n, kMaxSequences));
+    }
+    in_[name] = tensor;
+    return;
+  }
+  refuse(fmt::format("{}: {} has shape {}; expected {}", info_.name, name, shape_string(tensor),
+                     expected(info)));
+}
+
+std::vector<std::int64_t> OperatorCall::shape_of(const TensorInfo& info) {
+  std::vector<std::int64_t> shape;
+  for (const std::string& letter : split(split(info.shape, '|').front(), ' ')) {
+    shape.push_back(resolve(letter).value());
+  }
+  return shape;
+}
+
+std::vector<NamedArray> run_operator(Context& context, const OperatorInfo& info,
+                                     const Attributes& attributes,
+                                     const std::map<std::string, ConstTensor>& tensors,
+                                     bool backward) {
+  OperatorCall call(context, info, attributes, tensors, backward);
+  std::vector<NamedArray> results;
+  const auto add = [&](const std::string& name, bool is_gradient,
+                       const std::vector<std::int64_t>& shape) {
+    results.push_back({name, is_gradient, Array(shape)});
+    call.out_[name] = results.back().array.tensor;
+  };
+  for (const TensorInfo& output : info.outputs) {
+    if (attributes.hold(output.when)) add(output.name, false, call.shape_of(output));
+  }
+  for (const TensorInfo& input : info.inputs) {
+    const ConstTensor given = call.in(input.name);
+    if (!backward || input.gradient.empty() || !given.present()) continue;
+    add(input.gradient, true, {given.extent.begin(), given.extent.begin() + given.rank});
+  }
+  info.run(call);
+  return results;
+}
+
+}  // namespace ouzel

@@ -1,0 +1,111 @@
+// The table of operators: what each is called, takes, gives and means, and one function that runs
+// any of them on named tensors. Tests, benchmarks and the program read it; a new law is a new row.
+//
+// Names of tensors and attributes are those of the project's golden files: inputs q, k, v, ...;
+// outputs o, final_state, ...; gradients "d" + input. Attributes are text, as a file's metadata or
+// a command line give them: "true", "0.25", "[0, 17, 52]"; "null" is the same as not given.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ouzel/context.h"
+#include "ouzel/tensor.h"
+
+namespace ouzel {
+
+class OperatorCall;  // src/ops/operator_call.h
+
+enum class AttributeKind { kFlag, kInteger, kNumber, kText, kIntegers };
+
+struct AttributeInfo {
+  std::string name;
+  AttributeKind kind;
+  std::string meaning;
+  std::string fallback;              // its value where it is not given; empty: `meaning` says
+  std::vector<std::string> choices;  // of a text; empty: any
+};
+
+// A tensor that an operator takes or gives.
+struct TensorInfo {
+  std::string name;
+  // Letters of its extents, "B T HQ K", alternatives separated by "|". A letter means one number
+  // throughout a call. N is the number of sequences, HO the larger of HQ and HV, F (features) is M
+  // where a feature map has weights of M rows, else K; a digit is that extent.
+  std::string shape;
+  // Of an input: what its gradient is called; of an output: the gradient that comes from above.
+  // Empty: there is none.
+  std::string gradient;
+  bool optional = false;
+  // What must hold of the attributes for the tensor to be there: "normalize=true form!=parallel".
+  std::string when;
+  DType dtype = DType::kF32;
+};
+
+struct OperatorInfo {
+  std::string name;  // as in C++
+  std::vector<std::string> aliases;
+  std::string formula;
+  std::string source;
+  std::vector<TensorInfo> inputs;
+  std::vector<TensorInfo> outputs;
+  std::vector<AttributeInfo> attributes;
+  void (*run)(OperatorCall& call);  // forward, and backward if call.backward()
+
+  const AttributeInfo* find_attribute(std::string_view attribute) const;  // null: it has none such
+  std::vector<std::string> attribute_names() const;
+};
+
+std::span<const OperatorInfo> operators();
+// By name or alias. Throws Error(kInvalidArgument) that names the nearest relative.
+const OperatorInfo& find_operator(const std::string& name);
+
+// The attributes of one call, checked against the table, with its defaults filled in.
+class Attributes {
+ public:
+  // Throws Error(kInvalidArgument) for a name that the operator does not have or a value that is
+  // not of the attribute's kind.
+  Attributes(const OperatorInfo& info, const std::map<std::string, std::string>& given);
+
+  const std::map<std::string, std::string>& values() const { return values_; }  // in plain form
+  bool flag(const std::string& name) const;
+  std::optional<std::int64_t> integer(const std::string& name) const;
+  std::optional<double> number(const std::string& name) const;
+  std::string text(const std::string& name) const;
+  std::optional<std::vector<std::int64_t>> integers(const std::string& name) const;
+  bool hold(const std::string& conditions) const;  // see TensorInfo::when
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+// A dense tensor with memory of its own, zeros at first.
+struct Array {
+  Array() = default;
+  Array(const std::vector<std::int64_t>& shape, DType dtype = DType::kF32);
+
+  Buffer memory;
+  Tensor tensor;
+};
+
+struct NamedArray {
+  std::string name;
+  bool is_gradient = false;
+  Array array;
+};
+
+// Runs an operator. `tensors`: its inputs and, with `backward`, the gradients of its outputs (that
+// of the first is needed, others are zero where absent); dense, of the table's types. Returns the
+// outputs and, with `backward`, the gradients of all inputs that were given, in the table's order.
+// Throws Error(kInvalidArgument) naming the tensor, what was expected and what was found.
+std::vector<NamedArray> run_operator(Context& context, const OperatorInfo& info,
+                                     const Attributes& attributes,
+                                     const std::map<std::string, ConstTensor>& tensors,
+                                     bool backward);
+
+}  // namespace ouzel
