@@ -31,10 +31,13 @@ struct Arrays {
         dq(Data::empty({1, tokens, 1, kSize})),
         dk(Data::empty({1, tokens, 1, kSize})),
         dv(Data::empty({1, tokens, 1, kSize})),
-        lse(Data::empty({1, tokens, 1})) {}
+        lse(static_cast<std::size_t>(tokens) * sizeof(double)) {}
   std::int64_t bytes() const { return 8 * q.bytes(); }
 
-  Data q, k, v, d_o, o, dq, dk, dv, lse;
+  Tensor lse_view() const { return {lse.data(), DType::kF64, {1, q.size() / kSize, 1}}; }
+
+  Data q, k, v, d_o, o, dq, dk, dv;
+  Buffer lse;
 };
 
 struct Form {
@@ -66,13 +69,13 @@ Form softmax_form() {
   };
   return {"softmax_attention",
           [=](Context& c, const Arrays& a, void*) {
-            softmax_attention(c, {}, inputs(a), {.o = a.o.tensor(), .lse = a.lse.tensor()});
+            softmax_attention(c, {}, inputs(a), {.o = a.o.tensor(), .lse = a.lse_view()});
           },
           [=](Context& c, const Arrays& a, void*) {
-            softmax_attention_backward(c, {}, inputs(a), a.o.tensor(), a.lse.tensor(),
-                                       a.d_o.tensor(), a.dq.tensor(), a.dk.tensor(), a.dv.tensor());
+            softmax_attention_backward(c, {}, inputs(a), a.o.tensor(), a.lse_view(), a.d_o.tensor(),
+                                       a.dq.tensor(), a.dk.tensor(), a.dv.tensor());
           },
-          [](const Arrays& a) { return static_cast<std::size_t>(a.lse.bytes()); }};
+          [](const Arrays& a) { return a.lse.bytes(); }};
 }
 
 // Peak bytes of a training step: arrays, what is kept between the passes, and scratch. A call

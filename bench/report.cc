@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "bench/case.h"
@@ -32,6 +33,12 @@ std::string as_table(const std::vector<Row>& rows) {
         figure(r.ms, 3), figure(r.gflops, 1), figure(r.peak_gflops, 1),
         r.efficiency ? fmt::format("{:.3f}", *r.efficiency) : "",
         r.ratio ? fmt::format("{:.3f}", *r.ratio) : "", variant);
+  }
+  text += "\nWhat the clock includes (medians; peak: FMA peak measured between the repetitions):\n";
+  std::set<std::string> told;
+  for (const Row& r : rows) {
+    const std::string line = fmt::format("  {:18} {:16} {}\n", r.op, r.pass, r.clock);
+    if (told.insert(line).second) text += line;
   }
   return text;
 }

@@ -19,12 +19,13 @@ Row softmax(std::int64_t d, bool backward, const CaseOptions& options) {
   const auto empty = [&] { return Data::empty({1, kTokens, kHeads, d}); };
   const Data q = random(1), k = random(2), v = random(3), d_o = random(4);
   const Data o = empty(), dq = empty(), dk = empty(), dv = empty();
-  const Data lse = Data::empty({1, kTokens, kHeads});
+  std::vector<double> lse(kTokens * kHeads);
+  const Tensor lse_view(lse.data(), DType::kF64, {1, kTokens, kHeads});
   Context context = options.context(1);
   const SoftmaxAttentionOptions causal;
   const SoftmaxAttentionInputs inputs{.q = q.tensor(), .k = k.tensor(), .v = v.tensor()};
   SoftmaxAttentionOutputs outputs{.o = o.tensor()};
-  if (backward) outputs.lse = lse.tensor();
+  if (backward) outputs.lse = lse_view;
 
   const double flops = (backward ? 7.0 : 2.0) * static_cast<double>(kTokens * kTokens * kHeads * d);
   Row row{.op = "softmax_attention",
@@ -39,7 +40,7 @@ Row softmax(std::int64_t d, bool backward, const CaseOptions& options) {
   row = with_efficiency(row, context, flops, options.runs, [&] {
     softmax_attention(context, causal, inputs, outputs);
     if (backward) {
-      softmax_attention_backward(context, causal, inputs, o.tensor(), lse.tensor(), d_o.tensor(),
+      softmax_attention_backward(context, causal, inputs, o.tensor(), lse_view, d_o.tensor(),
                                  dq.tensor(), dk.tensor(), dv.tensor());
     }
   });

@@ -19,6 +19,7 @@
 namespace ouzel::app {
 
 extern const Verb kAttendVerb;
+extern const Verb kBenchVerb;
 extern const Verb kInfoVerb;
 
 namespace {
@@ -26,6 +27,7 @@ namespace {
 // In the order in which --help lists them.
 constexpr const Verb* kVerbs[] = {
     &kAttendVerb,
+    &kBenchVerb,
     &kInfoVerb,
 };
 

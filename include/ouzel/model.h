@@ -58,6 +58,9 @@ struct MixerConfig {
   // The defaults of a kind (they differ in num_heads and expand_v).
   OUZEL_EXPORT static MixerConfig defaults(MixerKind kind);
   std::int64_t kv_heads() const { return num_kv_heads != 0 ? num_kv_heads : num_heads; }
+  // Of one head.
+  OUZEL_EXPORT std::int64_t key_size(std::int64_t hidden_size) const;
+  OUZEL_EXPORT std::int64_t value_size(std::int64_t hidden_size) const;
 };
 
 // A model's shape. Every layer is x += mixer(norm(x)); x += mlp(norm(x)).
@@ -100,7 +103,7 @@ struct Parameter {
 };
 
 class Network;      // src/models/network.h
-class StateLayout;  // src/models/state_layout.h
+class StateLayout;  // src/layers/state.h
 
 // All that a model needs to go on after some tokens: sums with their residues, normalisers,
 // convolution windows, keys and values of softmax layers, the position, and the sampler's bytes. A

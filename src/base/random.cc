@@ -21,11 +21,15 @@ std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
 }
 
 std::uint32_t Random::next() {
-  const std::uint64_t block = position_ / 4, lane = position_ % 4;
-  ++position_;
-  return philox({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
-                 static_cast<std::uint32_t>(stream_), static_cast<std::uint32_t>(stream_ >> 32)},
-                {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)})[lane];
+  const std::uint64_t block = position_ / 4;
+  if (block != block_) {
+    block_ = block;
+    words_ =
+        philox({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+                static_cast<std::uint32_t>(stream_), static_cast<std::uint32_t>(stream_ >> 32)},
+               {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)});
+  }
+  return words_[position_++ % 4];
 }
 
 double Random::uniform() {

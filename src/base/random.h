@@ -31,6 +31,8 @@ class Random {
 
  private:
   std::uint64_t seed_, stream_, position_;
+  std::uint64_t block_ = UINT64_MAX;  // of `words_`: number block_ * 4 and the three after it
+  std::array<std::uint32_t, 4> words_{};
 };
 
 }  // namespace ouzel

@@ -47,22 +47,25 @@ RecurrenceShape check_recurrence(const RecurrenceSpec& spec, const RecurrenceInp
   s.value_heads = inputs.v.extent[2];
   s.keys = inputs.q.extent[3];
   s.values = inputs.v.extent[3];
-  const std::string found = fmt::format("found q {}, k {}, v {}", shape_string(inputs.q),
-                                        shape_string(inputs.k), shape_string(inputs.v));
+  // A step must not allocate: the sentence is made when it is needed.
+  const auto found = [&inputs] {
+    return fmt::format("found q {}, k {}, v {}", shape_string(inputs.q), shape_string(inputs.k),
+                       shape_string(inputs.v));
+  };
   for (const ConstTensor* x : {&inputs.k, &inputs.v}) {
     if (x->extent[0] != s.batch || x->extent[1] != s.tokens) {
-      refuse(spec, "q, k and v must have the same batch and tokens; " + found);
+      refuse(spec, "q, k and v must have the same batch and tokens; " + found());
     }
   }
-  if (inputs.k.extent[3] != s.keys) refuse(spec, "q and k must have the same key size; " + found);
+  if (inputs.k.extent[3] != s.keys) refuse(spec, "q and k must have the same key size; " + found());
   if (s.query_heads < 1 || s.key_heads < 1 || s.value_heads < 1 || s.keys < 1 || s.values < 1) {
-    refuse(spec, "heads, key size and value size must be at least 1; " + found);
+    refuse(spec, "heads, key size and value size must be at least 1; " + found());
   }
   if (s.value_heads % s.key_heads != 0) {
-    refuse(spec, "the heads of v must be a multiple of those of k; " + found);
+    refuse(spec, "the heads of v must be a multiple of those of k; " + found());
   }
   if (s.query_heads % s.value_heads != 0 && s.value_heads % s.query_heads != 0) {
-    refuse(spec, "the heads of q must divide those of v or be a multiple of them; " + found);
+    refuse(spec, "the heads of q must divide those of v or be a multiple of them; " + found());
   }
   s.output_heads = std::max(s.query_heads, s.value_heads);
   s.features = check_feature_map(spec.law->name, spec.map, s.query_heads, s.key_heads, s.keys);

@@ -1,0 +1,79 @@
+// `ouzel bench`: the figures of docs/performance.md, measured on this machine.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/ouzel/program.h"
+#include "bench/case.h"
+
+namespace ouzel::app {
+namespace {
+
+struct Options {
+  std::string what = "ops";
+  std::string filter;
+  int runs = bench::CaseOptions().runs;
+  bool list = false;
+  CommonOptions common;
+};
+
+std::vector<bench::Case> cases_of(const Options& options) {
+  std::vector<bench::Case> chosen;
+  for (bench::Case& c : bench::operator_cases()) {
+    if (c.name.find(options.filter) != std::string::npos) chosen.push_back(std::move(c));
+  }
+  if (chosen.empty()) {
+    throw UsageError(fmt::format("no case's name contains '{}' (see 'ouzel bench {} --list')",
+                                 options.filter, options.what));
+  }
+  return chosen;
+}
+
+int run(const Options& options) {
+  const std::vector<bench::Case> cases = cases_of(options);
+  if (options.list) {
+    for (const bench::Case& c : cases) write_out(c.name + "\n");
+    return 0;
+  }
+  const bench::CaseOptions case_options{.runs = options.runs};
+  std::vector<bench::Row> rows;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    check_interrupt();
+    options.common.note("[{}/{}] {}", i + 1, cases.size(), cases[i].name);
+    for (bench::Row& row : cases[i].run(case_options)) rows.push_back(std::move(row));
+  }
+  write_out(options.common.json ? bench::as_json(rows) : bench::as_table(rows));
+  int code = 0;
+  for (const bench::Row& row : rows) {
+    if (bench::plausible(row)) continue;
+    std::fprintf(stderr, "ouzel bench: %s %s (%s) has an efficiency of %.3f: measured wrongly\n",
+                 row.op.c_str(), row.pass.c_str(), row.variant.c_str(), *row.efficiency);
+    code = 1;
+  }
+  return code;
+}
+
+Action declare(CLI::App& parser) {
+  auto options = std::make_shared<Options>();
+  parser.add_option("WHAT", options->what, "ops")->check(CLI::IsMember({"ops"}))->required();
+  parser.add_option("--filter", options->filter, "Only cases whose name contains this")
+      ->type_name("TEXT");
+  parser.add_option("--runs", options->runs, "Repetitions that a median is taken of")
+      ->check(CLI::Range(1, 1000))
+      ->type_name("N");
+  parser.add_flag("--list", options->list, "Print the names of the cases and end");
+  options->common.declare_json(parser);
+  options->common.declare_quiet(parser);
+  return [options] { return run(*options); };
+}
+
+}  // namespace
+
+extern const Verb kBenchVerb = {"bench", "Measure operators on this machine",
+                                "ouzel bench ops --filter linear_attention/forward\n"
+                                "ouzel bench ops --json",
+                                declare};
+
+}  // namespace ouzel::app

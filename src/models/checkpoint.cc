@@ -1,0 +1,128 @@
+#include "src/models/checkpoint.h"
+
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "ouzel/error.h"
+#include "src/formats/files.h"
+#include "src/formats/json.h"
+#include "src/models/state_file.h"
+
+namespace ouzel {
+namespace {
+
+constexpr std::uint64_t kMostJson = std::uint64_t{64} << 20;
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+// The files that hold a model's tensors: one, or those that an index names.
+std::vector<SafetensorsReader> open_files(const std::string& folder) {
+  std::vector<SafetensorsReader> files;
+  const std::string index = folder + "/" + kIndex, single = folder + "/" + kWeights;
+  if (std::filesystem::exists(single) || !std::filesystem::exists(index)) {
+    files.emplace_back(single);
+    return files;
+  }
+  const Json json = parse_json(read_file(index, kMostJson), index);
+  const auto fail = [&](const std::string& why) {
+    throw Error(ErrorKind::kBadFile, fmt::format("{}: {}", index, why));
+  };
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  if (map == json.end() || !map->is_object()) fail("'weight_map' is missing");
+  std::set<std::string> names;
+  for (const Json& name : *map) {
+    if (!name.is_string()) fail("'weight_map' should map names of tensors to names of files");
+    names.insert(name.get<std::string>());
+  }
+  for (const std::string& name : names) {
+    if (name.empty() || name.find('/') != std::string::npos || name.front() == '.') {
+      fail(fmt::format("'{}' is not the name of a file beside it", name));
+    }
+    files.emplace_back(folder + "/" + name);
+  }
+  return files;
+}
+
+struct Source {
+  const SafetensorsReader* file = nullptr;
+  const NamedTensor* tensor = nullptr;
+};
+
+bool is_real(std::optional<DType> dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16 ||
+         dtype == DType::kF64;
+}
+
+}  // namespace
+
+std::unique_ptr<Network> load_network(const std::string& folder) {
+  const std::string config = folder + "/config.json";
+  auto network =
+      std::make_unique<Network>(ModelConfig::from_json(read_file(config, kMostJson), config));
+
+  const std::vector<SafetensorsReader> files = open_files(folder);
+  std::map<std::string, Source> sources;
+  std::string faults;
+  const auto fault = [&](const std::string& text) { faults += "\n  " + text; };
+  for (const SafetensorsReader& file : files) {
+    for (const NamedTensor& tensor : file.tensors()) {
+      if (!sources.emplace(tensor.name, Source{&file, &tensor}).second) {
+        fault(fmt::format("{} is in two files", tensor.name));
+      }
+    }
+  }
+  std::vector<Source> found;
+  for (const ParameterInfo& info : network->table().list()) {
+    const auto at = sources.find(info.name);
+    if (at == sources.end()) {
+      fault(fmt::format("{} {} is missing", info.name, shape_string(info.shape)));
+      continue;
+    }
+    found.push_back(at->second);
+    sources.erase(at);
+    const NamedTensor& tensor = *found.back().tensor;
+    if (tensor.shape != info.shape) {
+      fault(fmt::format("{} should be {} and is {}", info.name, shape_string(info.shape),
+                        shape_string(tensor.shape)));
+    } else if (!is_real(tensor.dtype)) {
+      fault(fmt::format("{} is of type {}, not F32, F16 or BF16", info.name, tensor.type));
+    }
+  }
+  for (const std::string& alias : network->table().aliases()) sources.erase(alias);
+  for (const auto& [name, source] : sources) {
+    fault(fmt::format("{} {} is not used by this model", name, shape_string(source.tensor->shape)));
+  }
+  if (!faults.empty()) {
+    throw Error(ErrorKind::kBadFile, fmt::format("{}: the tensors do not fit {}:{}",
+                                                 files.front().path(), config, faults));
+  }
+
+  network->allocate();
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    found[i].file->read_f32(*found[i].tensor,
+                            network->weights() + network->table().list()[i].offset);
+  }
+  return network;
+}
+
+std::vector<TensorToWrite> tensors_of(const ParameterTable& table, const float* values,
+                                      const std::string& prefix) {
+  std::vector<TensorToWrite> tensors;
+  for (const ParameterInfo& info : table.list()) {
+    tensors.push_back(
+        {prefix + info.name, dense_tensor(values + info.offset, DType::kF32, info.shape)});
+  }
+  return tensors;
+}
+
+void save_network(const Network& network, const std::string& folder) {
+  make_folder(folder);
+  write_safetensors(folder + "/" + kWeights, tensors_of(network.table(), network.weights()),
+                    {{"format", "pt"}});
+  write_file(folder + "/config.json", network.config().to_json());
+}
+
+}  // namespace ouzel

@@ -1,0 +1,22 @@
+// Models in folders: config.json and safetensors, as Hugging Face's tools write them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/formats/safetensors.h"
+#include "src/models/network.h"
+
+namespace ouzel {
+
+// See Model::load; the weights are not packed yet.
+std::unique_ptr<Network> load_network(const std::string& folder);
+// See Model::save.
+void save_network(const Network& network, const std::string& folder);
+
+// `values` has the layout of the table: its tensors, each name preceded by `prefix`.
+std::vector<TensorToWrite> tensors_of(const ParameterTable& table, const float* values,
+                                      const std::string& prefix = "");
+
+}  // namespace ouzel

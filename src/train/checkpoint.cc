@@ -1,0 +1,111 @@
+#include "src/train/checkpoint.h"
+
+#include <charconv>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ouzel/error.h"
+#include "src/formats/safetensors.h"
+#include "src/models/checkpoint.h"
+
+namespace ouzel {
+namespace {
+
+constexpr const char* kFormat = "ouzel-training-1";
+constexpr const char* kCarried = "carried";
+constexpr const char* kOption = "option.";
+
+std::vector<std::pair<const char*, std::span<float>>> sections(const TrainingArrays& arrays) {
+  return {{"weight/", arrays.weights},
+          {"first_moment/", arrays.first_moment},
+          {"second_moment/", arrays.second_moment}};
+}
+
+template <class T>
+T parse(const std::string& path, const std::map<std::string, std::string>& metadata,
+        const char* key) {
+  const auto found = metadata.find(key);
+  const std::string text = found == metadata.end() ? "" : found->second;
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw Error(ErrorKind::kBadFile, fmt::format("{}: '{}' is no value of {}", path, text, key));
+  }
+  return value;
+}
+
+}  // namespace
+
+void save_training(const std::string& path, const ParameterTable& table,
+                   const TrainingArrays& arrays, const TrainingNumbers& numbers,
+                   const std::map<std::string, std::string>& identity) {
+  std::vector<TensorToWrite> tensors;
+  for (const auto& [prefix, values] : sections(arrays)) {
+    for (TensorToWrite& tensor : tensors_of(table, values.data(), prefix)) {
+      tensors.push_back(std::move(tensor));
+    }
+  }
+  if (!arrays.carried.empty()) {
+    tensors.push_back(
+        {kCarried, View<const float, 1>(arrays.carried.data(), {std::ssize(arrays.carried)})});
+  }
+  std::map<std::string, std::string> metadata = {
+      {"format", kFormat},
+      {"iteration", std::to_string(numbers.iteration)},
+      {"random_position", std::to_string(numbers.random_position)},
+      {"metrics_bytes", std::to_string(numbers.metrics_bytes)},
+      {"loss", fmt::format("{}", numbers.loss)},
+      {"validation_loss", fmt::format("{}", numbers.validation_loss)},
+      {"best_validation_loss", fmt::format("{}", numbers.best_validation_loss)}};
+  for (const auto& [name, value] : identity) metadata[kOption + name] = value;
+  write_safetensors(path, tensors, metadata);
+}
+
+TrainingNumbers load_training(const std::string& path, const ParameterTable& table,
+                              const TrainingArrays& arrays,
+                              const std::map<std::string, std::string>& identity) {
+  const SafetensorsReader file(path);
+  const std::map<std::string, std::string>& metadata = file.metadata();
+  const auto fail = [&](const std::string& why) {
+    throw Error(ErrorKind::kBadFile, fmt::format("{}: {}", path, why));
+  };
+  const auto format = metadata.find("format");
+  if (format == metadata.end() || format->second != kFormat) {
+    fail(fmt::format("not a training checkpoint of format {}", kFormat));
+  }
+  for (const auto& [name, value] : identity) {
+    const auto found = metadata.find(kOption + name);
+    const std::string was = found == metadata.end() ? "(absent)" : found->second;
+    if (was != value) {
+      fail(
+          fmt::format("this run was started with {} = {} and cannot go on with {}; repeat the "
+                      "options of its start, or start anew in another folder",
+                      name, was, value));
+    }
+  }
+  const auto read = [&](const std::string& name, std::int64_t size, float* to) {
+    const NamedTensor* tensor = file.find(name);
+    if (tensor == nullptr || tensor->dtype != DType::kF32 || tensor->size() != size) {
+      fail(fmt::format("tensor {} (F32, {} elements) is missing", name, size));
+    }
+    file.read_f32(*tensor, to);
+  };
+  for (const auto& [prefix, values] : sections(arrays)) {
+    for (const ParameterInfo& info : table.list()) {
+      read(prefix + info.name, info.size, values.data() + info.offset);
+    }
+  }
+  if (!arrays.carried.empty()) read(kCarried, std::ssize(arrays.carried), arrays.carried.data());
+  TrainingNumbers numbers;
+  numbers.iteration = parse<std::int64_t>(path, metadata, "iteration");
+  numbers.random_position = parse<std::uint64_t>(path, metadata, "random_position");
+  numbers.metrics_bytes = parse<std::int64_t>(path, metadata, "metrics_bytes");
+  numbers.loss = parse<double>(path, metadata, "loss");
+  numbers.validation_loss = parse<double>(path, metadata, "validation_loss");
+  numbers.best_validation_loss = parse<double>(path, metadata, "best_validation_loss");
+  return numbers;
+}
+
+}  // namespace ouzel

@@ -1,0 +1,40 @@
+// training.safetensors: all that a run needs to go on, in one file that is replaced atomically:
+// weights, moments, carried states, and numbers. model.safetensors beside it holds the weights for
+// users.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+
+#include "src/layers/parameters.h"
+
+namespace ouzel {
+
+// Everything beside the large arrays.
+struct TrainingNumbers {
+  std::int64_t iteration = 0;         // done
+  std::uint64_t random_position = 0;  // of the generator that draws windows
+  std::int64_t metrics_bytes = 0;
+  double loss = 0;
+  double validation_loss = -1, best_validation_loss = -1;
+};
+
+// The large arrays, in memory of the caller.
+struct TrainingArrays {
+  std::span<float> weights, first_moment, second_moment;  // in the table's layout
+  std::span<float> carried;                               // states; empty: not carried
+};
+
+// `identity`: the options that the run depends on, by name.
+void save_training(const std::string& path, const ParameterTable& table,
+                   const TrainingArrays& arrays, const TrainingNumbers& numbers,
+                   const std::map<std::string, std::string>& identity);
+// Throws Error(kBadFile) for a damaged file, or one of other options, naming the first that
+// differs.
+TrainingNumbers load_training(const std::string& path, const ParameterTable& table,
+                              const TrainingArrays& arrays,
+                              const std::map<std::string, std::string>& identity);
+
+}  // namespace ouzel

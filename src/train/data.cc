@@ -1,0 +1,35 @@
+#include "src/train/data.h"
+
+#include <fmt/format.h>
+
+#include "ouzel/error.h"
+#include "src/base/hash.h"
+#include "src/formats/files.h"
+
+namespace ouzel {
+
+TokenData::TokenData(const std::string& path, double validation_share, std::int64_t context)
+    : text_(read_file(path)) {
+  training_size_ =
+      bytes() - static_cast<std::int64_t>(static_cast<double>(bytes()) * validation_share);
+  if (training_size_ < context + 1) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        fmt::format("{}: {} bytes are for training, fewer than one window of {} and the byte "
+                    "after it; take more text or a shorter context",
+                    path, training_size_, context));
+  }
+}
+
+std::uint64_t TokenData::hash() const { return hash_bytes(text_.data(), text_.size()); }
+
+void TokenData::window(std::int64_t begin, std::span<std::int32_t> tokens,
+                       std::span<std::int32_t> targets) const {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::size_t at = static_cast<std::size_t>(begin) + i;
+    tokens[i] = static_cast<unsigned char>(text_[at]);
+    targets[i] = static_cast<unsigned char>(text_[at + 1]);
+  }
+}
+
+}  // namespace ouzel

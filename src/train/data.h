@@ -1,0 +1,30 @@
+// Training data: the bytes of a file are the tokens; its last part is held back for validation.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace ouzel {
+
+class TokenData {
+ public:
+  // Throws Error(kInvalidArgument) if a window of `context` tokens and the byte after it do not fit
+  // into the training part.
+  TokenData(const std::string& path, double validation_share, std::int64_t context);
+
+  std::int64_t bytes() const { return static_cast<std::int64_t>(text_.size()); }
+  std::int64_t training_size() const { return training_size_; }
+  std::int64_t validation_size() const { return bytes() - training_size_; }
+  std::uint64_t hash() const;
+
+  // tokens[i] = byte begin + i, targets[i] = the byte after it.
+  void window(std::int64_t begin, std::span<std::int32_t> tokens,
+              std::span<std::int32_t> targets) const;
+
+ private:
+  std::string text_;
+  std::int64_t training_size_ = 0;
+};
+
+}  // namespace ouzel

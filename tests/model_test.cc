@@ -1,0 +1,530 @@
+// Models: prefill against steps and splits, batches, packed sequences, checkpoints in other
+// people's types, errors that name every wrong tensor, states as values and as files, shared
+// models.
+#include <cstring>
+#include <filesystem>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ouzel/error.h"
+#include "ouzel/model.h"
+#include "src/base/half.h"
+#include "src/formats/files.h"
+#include "src/formats/json.h"
+#include "src/formats/safetensors.h"
+#include "src/models/state_file.h"
+#include "tests/compare.h"
+#include "tests/count_allocations.h"
+#include "tests/model_cases.h"
+
+namespace ouzel {
+namespace {
+
+// A folder that is removed at the end.
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = ::testing::TempDir() + "/ouzel_model_XXXXXX";
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Logits of one sequence, fed in pieces of the given lengths.
+std::vector<float> run_pieces(const Model& model, Context& context,
+                              const std::vector<std::int32_t>& tokens,
+                              const std::vector<std::int64_t>& pieces, State& state) {
+  const std::int64_t vocab = model.config().vocab_size;
+  std::vector<float> logits(tokens.size() * static_cast<std::size_t>(vocab));
+  Workspace workspace;
+  std::int64_t at = 0;
+  for (std::int64_t length : pieces) {
+    model.forward(
+        context, workspace,
+        std::span(tokens).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(length)),
+        state, {logits.data() + at * vocab, {length, vocab}}, LogitRows::kAll);
+    at += length;
+  }
+  EXPECT_EQ(at, std::ssize(tokens));
+  return logits;
+}
+
+std::vector<float> run_whole(const Model& model, Context& context,
+                             const std::vector<std::int32_t>& tokens) {
+  State state = model.new_state(std::ssize(tokens));
+  return run_pieces(model, context, tokens, {std::ssize(tokens)}, state);
+}
+
+// RMS of the difference over RMS of the truth.
+double error(const std::vector<float>& got, const std::vector<float>& truth) {
+  std::vector<float> difference;
+  for (std::size_t i = 0; i < truth.size(); ++i) difference.push_back(got[i] - truth[i]);
+  return test::rms(difference) / test::rms(truth);
+}
+
+std::string message_of(const std::function<void()>& call, ErrorKind kind) {
+  try {
+    call();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), kind) << e.what();
+    return e.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+void expect_contains(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
+  }
+}
+
+TEST(Model, LogitsAgreeWithFloat64) {
+  for (const Isa isa : supported_isas()) {
+    Context context({.threads = 2, .isa = isa, .poison_scratch = true});
+    for (const auto& [name, config] : test::model_cases()) {
+      SCOPED_TRACE(std::string(name_of(isa)) + " " + name);
+      const Model model(context, config, 5);
+      const auto tokens = test::random_tokens(70, config.vocab_size, 1);
+      const test::ReferenceModel twin(config, model.parameters());
+      std::vector<float> truth;
+      for (const auto& row : twin.logits(tokens)) {
+        for (double value : row) truth.push_back(static_cast<float>(value));
+      }
+      EXPECT_LT(error(run_whole(model, context, tokens), truth), 2e-5);
+    }
+  }
+}
+
+TEST(Model, PiecesAndStepsAgreeWithTheWhole) {
+  for (const Isa isa : supported_isas()) {
+    Context context({.threads = 2, .isa = isa, .poison_scratch = true});
+    for (const auto& [name, config] : test::model_cases()) {
+      SCOPED_TRACE(std::string(name_of(isa)) + " " + name);
+      const Model model(context, config, 5);
+      const std::int64_t length = 90;
+      const auto tokens = test::random_tokens(length, config.vocab_size, 1);
+      const std::vector<float> whole = run_whole(model, context, tokens);
+      const std::vector<std::vector<std::int64_t>> splits = {
+          std::vector<std::int64_t>(90, 1), {1, 89}, {89, 1}, {0, 3, 4, 5, 6, 72}, {64, 26}};
+      for (const auto& pieces : splits) {
+        State state = model.new_state(length);
+        EXPECT_LT(error(run_pieces(model, context, tokens, pieces, state), whole), 5e-6);
+        EXPECT_EQ(state.position(), length);
+      }
+      // Bit for bit where the split is a multiple of 64 tokens.
+      State state = model.new_state(length);
+      EXPECT_EQ(run_pieces(model, context, tokens, {64, 26}, state), whole);
+    }
+  }
+}
+
+TEST(Model, BatchesAndPackedSequencesGiveTheBitsOfSingleOnes) {
+  Context context({.threads = 3, .poison_scratch = true});
+  for (const auto& [name, config] : test::model_cases()) {
+    SCOPED_TRACE(name);
+    const Model model(context, config, 5);
+    const std::int64_t vocab = config.vocab_size, length = 21;
+    const auto tokens = test::random_tokens(2 * length, vocab, 1);
+    const std::vector<std::int32_t> first(tokens.begin(), tokens.begin() + length),
+        second(tokens.begin() + length, tokens.end());
+    State a = model.new_state(64), b = model.new_state(64);
+    std::vector<float> expected = run_pieces(model, context, first, {length}, a);
+    const std::vector<float> more = run_pieces(model, context, second, {length}, b);
+    expected.insert(expected.end(), more.begin(), more.end());
+
+    Workspace workspace;
+    State c = model.new_state(64), d = model.new_state(64), empty = model.new_state(64);
+    State* const pair[] = {&c, &d};
+    std::vector<float> logits(expected.size());
+    model.forward(context, workspace, {tokens.data(), {2, length}}, pair,
+                  {logits.data(), {2 * length, vocab}}, LogitRows::kAll);
+    EXPECT_EQ(logits, expected);
+    EXPECT_TRUE(a == c && b == d);
+
+    // Packed behind and between padding that is no token at all, with an empty sequence.
+    std::vector<std::int32_t> packed(static_cast<std::size_t>(2 * length + 5), -1);
+    std::copy(first.begin(), first.end(), packed.begin() + 2);
+    std::copy(second.begin(), second.end(), packed.begin() + 4 + length);
+    const Segments segments{{{0, 2, length}, {0, 2 + length, 0}, {0, 4 + length, length}}};
+    c = model.new_state(64);
+    d = model.new_state(64);
+    State* const three[] = {&c, &empty, &d};
+    std::vector<float> rows(packed.size() * static_cast<std::size_t>(vocab), 1.0f);
+    model.forward(context, workspace, {packed.data(), {1, std::ssize(packed)}}, three,
+                  {rows.data(), {std::ssize(packed), vocab}}, LogitRows::kAll, &segments);
+    EXPECT_EQ(std::vector<float>(rows.begin() + 2 * vocab, rows.begin() + (2 + length) * vocab),
+              std::vector<float>(expected.begin(), expected.begin() + length * vocab));
+    EXPECT_EQ(std::vector<float>(rows.begin() + (4 + length) * vocab,
+                                 rows.begin() + (4 + 2 * length) * vocab),
+              more);
+    for (std::int64_t i = 0; i < 2 * vocab; ++i) EXPECT_EQ(rows[static_cast<std::size_t>(i)], 0);
+    EXPECT_TRUE(a == c && b == d && empty == model.new_state());
+
+    // The last rows alone, and the next token of each as a step.
+    State e = model.new_state(64), f = model.new_state(64);
+    State* const two[] = {&e, &f};
+    std::vector<float> last(static_cast<std::size_t>(2 * vocab)), alone = last, both = last;
+    model.forward(context, workspace, {tokens.data(), {2, length}}, two, {last.data(), {2, vocab}});
+    EXPECT_EQ(std::vector<float>(last.begin(), last.begin() + vocab),
+              std::vector<float>(expected.begin() + (length - 1) * vocab,
+                                 expected.begin() + length * vocab));
+    const std::int32_t next[] = {3, 4};
+    model.forward(context, workspace, {next, {2, 1}}, two, {both.data(), {2, vocab}});
+    model.forward(context, workspace, std::span(next, 1), a, {alone.data(), {1, vocab}});
+    model.forward(context, workspace, std::span(next + 1, 1), b,
+                  {alone.data() + vocab, {1, vocab}});
+    EXPECT_EQ(both, alone);
+    EXPECT_TRUE(a == e && b == f);
+  }
+}
+
+TEST(Model, StepsAllocateNothing) {
+  Context context({.threads = 2});
+  for (const auto& [name, config] : test::model_cases()) {
+    SCOPED_TRACE(name);
+    const Model model(context, config, 5);
+    State state = model.new_state(64);
+    Workspace workspace;
+    std::vector<float> logits(static_cast<std::size_t>(config.vocab_size));
+    const std::int32_t token[] = {7};
+    std::int64_t before = 0;
+    for (int i = 0; i < 40; ++i) {
+      if (i == 10) before = test::allocations;
+      model.forward(context, workspace, token, state, {logits.data(), {1, config.vocab_size}});
+    }
+    EXPECT_EQ(test::allocations - before, 0);
+  }
+}
+
+TEST(Model, SavesAndLoads) {
+  Context context({.threads = 2});
+  for (const auto& [name, config] : test::model_cases()) {
+    SCOPED_TRACE(name);
+    const Folder folder;
+    const Model model(context, config, 5);
+    model.save(folder / "model");
+    const Model again = Model::load(context, folder / "model");
+    EXPECT_EQ(again.config().to_json(), config.to_json());
+    EXPECT_EQ(again.fingerprint(), model.fingerprint());
+    EXPECT_EQ(again.parameter_count(), model.parameter_count());
+    const auto tokens = test::random_tokens(20, config.vocab_size, 1);
+    EXPECT_EQ(run_whole(again, context, tokens), run_whole(model, context, tokens));
+    EXPECT_NE(Model(context, config, 6).fingerprint(), model.fingerprint());
+  }
+}
+
+TEST(Model, CarriesTheNamesOfFlashLinearAttention) {
+  Context context({.threads = 1});
+  const auto names = [&](const ModelConfig& config) {
+    std::string text;
+    for (const Parameter& p : Model(context, config, 1).parameters()) {
+      text += p.name + " " + shape_string(p.tensor) + "\n";
+    }
+    return text;
+  };
+  const auto cases = test::model_cases();
+  EXPECT_EQ(names(cases[6].config),  // retnet_gqa_conv_ungated
+            [] {
+              std::string text = "model.embeddings.weight [19, 16]\n";
+              for (const char* layer : {"model.layers.0.", "model.layers.1."}) {
+                for (const char* tensor :
+                     {"attn_norm.weight [16]", "attn.q_proj.weight [16, 16]",
+                      "attn.k_proj.weight [8, 16]", "attn.v_proj.weight [16, 16]",
+                      "attn.q_conv1d.weight [16, 1, 4]", "attn.k_conv1d.weight [8, 1, 4]",
+                      "attn.v_conv1d.weight [16, 1, 4]", "attn.g_norm.weight [8]",
+                      "attn.o_proj.weight [16, 32]", "mlp_norm.weight [16]",
+                      "mlp.gate_proj.weight [29, 16]", "mlp.up_proj.weight [29, 16]",
+                      "mlp.down_proj.weight [16, 29]"}) {
+                  text += layer + std::string(tensor) + "\n";
+                }
+              }
+              return text + "model.norm.weight [16]\nlm_head.weight [19, 16]\n";
+            }());
+  expect_contains(names(cases[2].config),
+                  {"attn.feature_map_q.layer1.weight [6, 6]", "attn.feature_map_q.layer1.bias [6]",
+                   "attn.feature_map_k.layer2.weight [6, 6]", "attn.norm.weight [6]"});
+  expect_contains(names(cases[5].config),
+                  {"attn.g_norm_swish_gate.weight [12]", "attn.g_proj.weight [36, 18]"});
+  expect_contains(names(cases[1].config), {"attn.q_norm.weight [6]", "attn.k_proj.bias [12]"});
+  EXPECT_EQ(names(cases[1].config).find("lm_head"), std::string::npos);
+}
+
+// Files by other writers: half types, a double, foreign metadata, shards and their index.
+TEST(Model, LoadsFilesOfOtherWriters) {
+  Context context({.threads = 2});
+  const ModelConfig config = test::model_cases()[1].config;
+  const Model model(context, config, 5);
+  const Folder folder;
+  model.save(folder.path());
+  std::filesystem::remove(folder / "model.safetensors");
+
+  std::vector<std::vector<std::uint16_t>> halves;
+  std::vector<double> doubles;
+  std::vector<TensorToWrite> shards[2];
+  Json index;
+  int number = 0;
+  const std::vector<Parameter> parameters = model.parameters();
+  for (const Parameter& p : parameters) {
+    const float* values = static_cast<const float*>(p.tensor.data);
+    ConstTensor tensor = p.tensor;
+    const int type = number % 4;
+    if (type == 3) {
+      doubles.assign(values, values + p.tensor.size());
+    } else if (type != 0) {
+      halves.emplace_back();
+      for (std::int64_t i = 0; i < p.tensor.size(); ++i) {
+        halves.back().push_back(type == 1 ? to_bf16(values[i]).bits : to_f16(values[i]).bits);
+      }
+      tensor.dtype = type == 1 ? DType::kBF16 : DType::kF16;
+      tensor.data = halves.back().data();
+    }
+    shards[number % 2].push_back({p.name, tensor});
+    index["weight_map"][p.name] = number % 2 == 0 ? "a.safetensors" : "b.safetensors";
+    ++number;
+  }
+  // A tied head may stand in the file too.
+  std::vector<float> head(static_cast<std::size_t>(config.vocab_size * config.hidden_size));
+  shards[1].push_back(
+      {"lm_head.weight", View<float, 2>(head.data(), {config.vocab_size, config.hidden_size})});
+  write_safetensors(folder / "a.safetensors", shards[0], {{"format", "pt"}, {"who", "else"}});
+  write_safetensors(folder / "b.safetensors", shards[1], {});
+  write_file(folder / "model.safetensors.index.json", index.dump());
+
+  const Model loaded = Model::load(context, folder.path());
+  const std::vector<Parameter> got = loaded.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const float* was = static_cast<const float*>(parameters[i].tensor.data);
+    const float* is = static_cast<const float*>(got[i].tensor.data);
+    for (std::int64_t j = 0; j < parameters[i].tensor.size(); ++j) {
+      const float expected = i % 4 == 1   ? to_float(to_bf16(was[j]))
+                             : i % 4 == 2 ? to_float(to_f16(was[j]))
+                                          : was[j];
+      ASSERT_EQ(is[j], expected) << parameters[i].name;
+    }
+  }
+
+  index["weight_map"]["model.norm.weight"] = "../a.safetensors";
+  write_file(folder / "model.safetensors.index.json", index.dump());
+  expect_contains(message_of([&] { Model::load(context, folder.path()); }, ErrorKind::kBadFile),
+                  {"../a.safetensors"});
+}
+
+TEST(Model, NamesEveryWrongTensor) {
+  Context context({.threads = 1});
+  const Model model(context, test::model_cases()[0].config, 5);
+  const Folder folder;
+  model.save(folder.path());
+  std::vector<TensorToWrite> tensors;
+  const std::vector<std::int32_t> numbers(200, 1);
+  for (const Parameter& p : model.parameters()) {
+    ConstTensor tensor = p.tensor;
+    if (p.name == "model.norm.weight") continue;
+    if (p.name == "model.layers.0.mlp.up_proj.weight")
+      std::swap(tensor.extent[0], tensor.extent[1]);
+    if (p.name == "model.layers.0.mlp.up_proj.weight") tensor.stride[0] = tensor.extent[1];
+    if (p.name == "model.layers.1.attn_norm.weight") {
+      tensor.dtype = DType::kI32;
+      tensor.data = numbers.data();
+    }
+    tensors.push_back({p.name, tensor});
+  }
+  const float extra[] = {1, 2};
+  tensors.push_back({"model.layers.2.attn_norm.weight", View<const float, 1>(extra, {2})});
+  write_safetensors(folder / "model.safetensors", tensors, {});
+  expect_contains(message_of([&] { Model::load(context, folder.path()); }, ErrorKind::kBadFile),
+                  {"model.norm.weight [18] is missing",
+                   "model.layers.0.mlp.up_proj.weight should be [29, 18] and is [18, 29]",
+                   "model.layers.1.attn_norm.weight is of type I32",
+                   "model.layers.2.attn_norm.weight [2] is not used"});
+}
+
+TEST(Model, RefusesConfigurations) {
+  const auto refused = [](const char* text, const std::vector<std::string>& parts) {
+    expect_contains(
+        message_of([&] { ModelConfig::from_json(text, "config.json"); }, ErrorKind::kBadFile),
+        parts);
+  };
+  refused("[1]", {"config.json"});
+  refused(R"({"model_type": "llama"})", {"config.json", "llama"});
+  refused(R"({"model_type": "retnet"})", {"num_heads", "missing"});
+  const auto with = [](const std::string& more) {
+    return R"({"model_type": "linear_attn", "vocab_size": 9, "hidden_size": 12,
+               "num_hidden_layers": 2, "num_heads": 3)" +
+           more + "}";
+  };
+  EXPECT_EQ(ModelConfig::from_json(with(""), "x").mlp_size(), 256);
+  refused(with(R"(, "feature_map": "hedgehog")").c_str(), {"feature_map", "hedgehog"});
+  refused(with(R"(, "norm_q": true)").c_str(), {"norm_q"});
+  refused(with(R"(, "hidden_act": "gelu")").c_str(), {"hidden_act", "gelu"});
+  refused(with(R"(, "expand_k": 0.9)").c_str(), {"key size 10", "3 heads"});
+  refused(with(R"(, "norm_eps": "small")").c_str(), {"norm_eps", "small"});
+  refused(with(R"(, "attn": {"layers": [2], "num_heads": 3})").c_str(), {"layer 2"});
+  refused(with(R"(, "attn": [{"layers": [0], "num_heads": 3},
+                            {"layers": [0], "num_heads": 3}])")
+              .c_str(),
+          {"layer 0 twice"});
+  refused(with(R"(, "attn": {"layers": [0], "num_heads": 4})").c_str(), {"even head size"});
+  refused(R"({"model_type": "retnet", "vocab_size": 9, "hidden_size": 99999999999,
+              "num_hidden_layers": 2, "num_heads": 3})",
+          {"hidden_size"});
+}
+
+TEST(Model, RefusesCallsThatDoNotFit) {
+  Context context({.threads = 1});
+  const ModelConfig config = test::model_cases()[0].config;
+  const Model model(context, config, 5), other(context, config, 6);
+  Workspace workspace;
+  std::vector<float> logits(static_cast<std::size_t>(3 * config.vocab_size));
+  const View<float, 2> one{logits.data(), {1, config.vocab_size}};
+  const std::int32_t tokens[] = {1, 2, 19}, good[] = {1, 2, 3};
+  State state = model.new_state(2), roomy = model.new_state(3), foreign = other.new_state(3), none;
+  const auto refused = [&](const std::function<void()>& call,
+                           const std::vector<std::string>& parts) {
+    expect_contains(message_of(call, ErrorKind::kInvalidArgument), parts);
+  };
+  refused([&] { model.forward(context, workspace, tokens, roomy, one); }, {"token 2", "19"});
+  refused([&] { model.forward(context, workspace, good, state, one); }, {"room for 2", "reserve"});
+  refused([&] { model.forward(context, workspace, good, foreign, one); },
+          {model.fingerprint(), other.fingerprint()});
+  refused([&] { model.forward(context, workspace, good, none, one); }, {model.fingerprint()});
+  refused([&] { model.forward(context, workspace, good, roomy, one, LogitRows::kAll); },
+          {"[3, 19]", "[1, 19]"});
+  refused([&] { none.save("/dev/null"); }, {"no model"});
+  EXPECT_TRUE(state == model.new_state(2));
+  state.reserve(3);
+  model.forward(context, workspace, good, state, one);
+  EXPECT_EQ(state.position(), 3);
+}
+
+TEST(State, IsAValue) {
+  Context context({.threads = 2});
+  for (const auto& [name, config] : test::model_cases()) {
+    SCOPED_TRACE(name);
+    const Model model(context, config, 5);
+    const auto tokens = test::random_tokens(40, config.vocab_size, 1);
+    const std::vector<std::int32_t> head(tokens.begin(), tokens.begin() + 25),
+        tail(tokens.begin() + 25, tokens.end());
+    State state = model.new_state(25);
+    run_pieces(model, context, head, {25}, state);
+    state.sampler = {1, 2, 3};
+    State copy = state;
+    EXPECT_TRUE(copy == state);
+    copy.reserve(100);
+    EXPECT_TRUE(copy == state);  // what is reserved does not count
+    state.reserve(40);
+    State fork = state;
+    const std::vector<float> logits = run_pieces(model, context, tail, {15}, state);
+    EXPECT_FALSE(copy == state);
+    EXPECT_EQ(run_pieces(model, context, tail, {15}, fork), logits);
+    EXPECT_TRUE(fork == state);
+    fork.sampler.push_back(4);
+    EXPECT_FALSE(fork == state);
+    EXPECT_EQ(run_pieces(model, context, tail, {15}, copy), logits);
+    copy.clear();
+    EXPECT_TRUE(copy == model.new_state());
+    EXPECT_EQ(copy.position(), 0);
+  }
+}
+
+TEST(State, GoesThroughAFile) {
+  Context context({.threads = 2});
+  for (const auto& [name, config] : test::model_cases()) {
+    SCOPED_TRACE(name);
+    const Folder folder;
+    const Model model(context, config, 5);
+    const auto tokens = test::random_tokens(40, config.vocab_size, 1);
+    const std::vector<std::int32_t> head(tokens.begin(), tokens.begin() + 25),
+        tail(tokens.begin() + 25, tokens.end());
+    State state = model.new_state(100);
+    run_pieces(model, context, head, {25}, state);
+    state.sampler = {9, 8, 7};
+    state.save(folder / "state");
+    State loaded = model.load_state(folder / "state", 40);
+    EXPECT_TRUE(loaded == state);
+    EXPECT_EQ(run_pieces(model, context, tail, {15}, loaded),
+              run_pieces(model, context, tail, {15}, state));
+    EXPECT_TRUE(loaded == state);
+
+    const Model other(context, config, 6);
+    expect_contains(message_of([&] { other.load_state(folder / "state"); }, ErrorKind::kBadFile),
+                    {folder / "state", model.fingerprint(), other.fingerprint()});
+    // Cut short anywhere, or another file altogether.
+    const std::string bytes = read_file(folder / "state");
+    for (std::size_t length :
+         {std::size_t{0}, std::size_t{7}, bytes.size() / 2, bytes.size() - 1}) {
+      write_file(folder / "cut", std::string_view(bytes).substr(0, length));
+      message_of([&] { model.load_state(folder / "cut"); }, ErrorKind::kBadFile);
+    }
+    model.save(folder / "model");
+    expect_contains(message_of([&] { model.load_state(folder / "model" + "/model.safetensors"); },
+                               ErrorKind::kBadFile),
+                    {"ouzel-state"});
+  }
+}
+
+TEST(State, HasAFixedSizeWithoutUnwindowedSoftmax) {
+  Context context({.threads = 1});
+  for (const auto& [name, config] : test::model_cases()) {
+    SCOPED_TRACE(name);
+    const Model model(context, config, 5);
+    const bool grows = name == "transformer" || name == "hybrid";
+    EXPECT_EQ(model.new_state(1000).bytes() > model.new_state(10).bytes(), grows);
+    EXPECT_EQ(model.new_state(1000).capacity(), grows ? 1000 : 0);
+  }
+}
+
+TEST(Model, IsSharedByConcurrentSessions) {
+  Context context({.threads = 1});
+  for (const auto& [name, config] : test::model_cases()) {
+    SCOPED_TRACE(name);
+    const Model model(context, config, 5);
+    std::vector<std::vector<float>> expected, found(4);
+    for (std::uint64_t i = 0; i < 4; ++i) {
+      expected.push_back(run_whole(model, context, test::random_tokens(50, config.vocab_size, i)));
+    }
+    {
+      std::vector<std::jthread> sessions;
+      for (std::size_t i = 0; i < 4; ++i) {
+        sessions.emplace_back([&, i] {
+          Context own({.threads = 2});
+          found[i] = run_whole(model, own, test::random_tokens(50, config.vocab_size, i));
+        });
+      }
+    }
+    EXPECT_EQ(found, expected);
+  }
+}
+
+TEST(Random, IsPhilox) {
+  // Known answers of Random123's own test vectors (kat_vectors, philox4x32 10).
+  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}),
+            (std::array<std::uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+            (std::array<std::uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+  Random random(3, 4);
+  std::vector<std::uint32_t> numbers;
+  for (int i = 0; i < 20; ++i) numbers.push_back(random.next());
+  for (std::uint64_t i = 0; i < 20; ++i) EXPECT_EQ(Random(3, 4, i).next(), numbers[i]);
+  double sum = 0, squares = 0;
+  std::vector<int> counts(7);
+  for (int i = 0; i < 20000; ++i) {
+    const double x = random.normal();
+    sum += x;
+    squares += x * x;
+    ++counts[random.below(7)];
+  }
+  EXPECT_NEAR(sum / 20000, 0, 0.03);
+  EXPECT_NEAR(squares / 20000, 1, 0.05);
+  for (int count : counts) EXPECT_NEAR(count, 20000 / 7, 250);
+}
+
+}  // namespace
+}  // namespace ouzel
