@@ -50,6 +50,7 @@ class OperatorCall {
 
   void check_names(const std::map<std::string, ConstTensor>& tensors) const;
   void check_name(const std::string& name) const;
+  void check_packing();
   void take(const TensorInfo& info, const std::string& name, const ConstTensor& tensor);
   std::optional<std::int64_t> resolve(const std::string& letter);
   std::string expected(const TensorInfo& info);

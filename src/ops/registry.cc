@@ -230,6 +230,7 @@ OperatorCall::OperatorCall(Context& context, const OperatorInfo& info, const Att
       refuse(fmt::format("{}: tensor '{}' {} is missing", info.name, input.name, expected(input)));
     }
   }
+  if (segments_) check_packing();
   if (!backward) return;
   for (const TensorInfo& output : info.outputs) {
     const ConstTensor tensor = given(output.gradient);
@@ -239,6 +240,19 @@ OperatorCall::OperatorCall(Context& context, const OperatorInfo& info, const Att
       refuse(fmt::format("{}: the backward pass needs '{}' {}, the gradient of '{}'", info.name,
                          output.gradient, expected(output), output.name));
     }
+  }
+}
+
+// Packed sequences cover one row of the batch: what they left out would be zeros in silence.
+void OperatorCall::check_packing() {
+  const std::int64_t tokens = resolve("T").value_or(resolve("TQ").value_or(0));
+  const std::int64_t end =
+      segments_->list.empty() ? 0 : segments_->list.back().begin + segments_->list.back().length;
+  if (resolve("B") != 1 || end != tokens) {
+    refuse(
+        fmt::format("{}: cu_seqlens ends at {} and packs one batch row; the tensors have {} of {} "
+                    "tokens",
+                    info_.name, end, resolve("B").value_or(0), tokens));
   }
 }
 
