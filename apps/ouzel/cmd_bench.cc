@@ -12,7 +12,7 @@ namespace ouzel::app {
 namespace {
 
 struct Options {
-  std::string what = "ops";
+  std::string what;
   std::string filter;
   int runs = bench::CaseOptions().runs;
   bool list = false;
@@ -21,7 +21,7 @@ struct Options {
 
 std::vector<bench::Case> cases_of(const Options& options) {
   std::vector<bench::Case> chosen;
-  for (bench::Case& c : bench::operator_cases()) {
+  for (bench::Case& c : options.what == "ops" ? bench::operator_cases() : bench::model_cases()) {
     if (c.name.find(options.filter) != std::string::npos) chosen.push_back(std::move(c));
   }
   if (chosen.empty()) {
@@ -57,7 +57,9 @@ int run(const Options& options) {
 
 Action declare(CLI::App& parser) {
   auto options = std::make_shared<Options>();
-  parser.add_option("WHAT", options->what, "ops")->check(CLI::IsMember({"ops"}))->required();
+  parser.add_option("WHAT", options->what, "ops: operators; model: training, generation, start-up")
+      ->check(CLI::IsMember({"ops", "model"}))
+      ->required();
   parser.add_option("--filter", options->filter, "Only cases whose name contains this")
       ->type_name("TEXT");
   parser.add_option("--runs", options->runs, "Repetitions that a median is taken of")
@@ -71,9 +73,10 @@ Action declare(CLI::App& parser) {
 
 }  // namespace
 
-extern const Verb kBenchVerb = {"bench", "Measure operators on this machine",
+extern const Verb kBenchVerb = {"bench", "Measure operators or models on this machine",
                                 "ouzel bench ops --filter linear_attention/forward\n"
-                                "ouzel bench ops --json",
+                                "ouzel bench ops --json\n"
+                                "ouzel bench model",
                                 declare};
 
 }  // namespace ouzel::app
