@@ -13,6 +13,7 @@
 
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ouzel::HWY_NAMESPACE {
@@ -38,52 +39,67 @@ constexpr int vectors_for(int rows) {
   return std::max(vectors, std::min(kPanelVectors, 2));
 }
 
+HWY_INLINE auto first_lanes(int64_t count) {
+  return hn::FirstN(D(), static_cast<size_t>(std::clamp<int64_t>(count, 0, kLanes)));
+}
+
+// Rows [begin, end) of the next tile, fetched while one step of columns is computed.
+struct NextRows {
+  int64_t begin, end;
+};
+// Inner indices between two fetches: a cache line of each row of A.
+constexpr int64_t kFetchInner = 16;
+
 template <int kRows, int kVectors, TileLayout kLayout>
 HWY_INLINE void Multiply(const RowTile& t, const float* HWY_RESTRICT b, float* HWY_RESTRICT c,
-                         int64_t columns) {
+                         int64_t columns, NextRows next) {
   const D d;
   constexpr int64_t kRowStep = kLayout == TileLayout::kRowMajor ? kTileRowStride : 1;
   constexpr int64_t kInnerStep = kLayout == TileLayout::kRowMajor ? 1 : kTileMaxRows;
   const int64_t c_stride = t.c_stride;
   const bool whole = columns >= kVectors * kLanes;
   V acc[kRows][kVectors];
-  if (t.sum == TileSum::kContinue) {
+  HWY_UNROLL(16)
+  for (int r = 0; r < kRows; ++r) {
     HWY_UNROLL(16)
-    for (int r = 0; r < kRows; ++r) {
-      HWY_UNROLL(16)
-      for (int v = 0; v < kVectors; ++v) {
-        const float* from = c + r * c_stride + v * kLanes;
-        const int64_t left = columns - v * kLanes;
-        acc[r][v] =
-            whole ? hn::LoadU(d, from)
-                  : hn::MaskedLoad(
-                        hn::FirstN(d, static_cast<size_t>(std::clamp<int64_t>(left, 0, kLanes))), d,
-                        from);
+    for (int v = 0; v < kVectors; ++v) {
+      const float* from = c + r * c_stride + v * kLanes;
+      if (t.sum != TileSum::kContinue) {
+        acc[r][v] = hn::Zero(d);
+      } else if (whole) {
+        acc[r][v] = hn::LoadU(d, from);
+      } else {
+        acc[r][v] = hn::MaskedLoad(first_lanes(columns - v * kLanes), d, from);
       }
-    }
-  } else {
-    HWY_UNROLL(16)
-    for (int r = 0; r < kRows; ++r) {
-      HWY_UNROLL(16)
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::Zero(d);
     }
   }
   const float* HWY_RESTRICT a = t.a;
   const int64_t panel_stride = t.panel_stride;
-  for (int64_t k = t.inner; k > 0; --k) {
-    V row[kVectors];
-    HWY_UNROLL(16)
-    for (int v = 0; v < kVectors; ++v) {
-      row[v] = hn::Load(d, b + v / kPanelVectors * panel_stride + v % kPanelVectors * kLanes);
+  for (int64_t begin = 0; begin < t.inner; begin += kFetchInner) {
+    // The lines of C, one row after the other: its stores would wait for them.
+    if (begin / kFetchInner < kRows) {
+      const float* row = c + begin / kFetchInner * c_stride;
+      for (int v = 0; v < kVectors * kLanes; v += 16) hwy::Prefetch(row + v);
     }
-    HWY_UNROLL(16)
-    for (int r = 0; r < kRows; ++r) {
-      const V x = hn::Set(d, a[r * kRowStep]);
+    for (int64_t r = next.begin; r < next.end; ++r) {
+      __builtin_prefetch(t.next + r * t.next_stride + begin, 0, 2);
+    }
+    const int64_t count = std::min(kFetchInner, t.inner - begin);
+    for (int64_t k = 0; k < count; ++k) {
+      V row[kVectors];
       HWY_UNROLL(16)
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::MulAdd(x, row[v], acc[r][v]);
+      for (int v = 0; v < kVectors; ++v) {
+        row[v] = hn::Load(d, b + v / kPanelVectors * panel_stride + v % kPanelVectors * kLanes);
+      }
+      HWY_UNROLL(16)
+      for (int r = 0; r < kRows; ++r) {
+        const V x = hn::Set(d, a[r * kRowStep]);
+        HWY_UNROLL(16)
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::MulAdd(x, row[v], acc[r][v]);
+      }
+      a += kInnerStep;
+      b += kPanelWidth;
     }
-    a += kInnerStep;
-    b += kPanelWidth;
   }
   HWY_UNROLL(16)
   for (int r = 0; r < kRows; ++r) {
@@ -94,8 +110,7 @@ HWY_INLINE void Multiply(const RowTile& t, const float* HWY_RESTRICT b, float* H
         if (t.sum == TileSum::kAdd) acc[r][v] = hn::Add(hn::LoadU(d, to), acc[r][v]);
         hn::StoreU(acc[r][v], d, to);
       } else {
-        const int64_t left = std::clamp<int64_t>(columns - v * kLanes, 0, kLanes);
-        const auto mask = hn::FirstN(d, static_cast<size_t>(left));
+        const auto mask = first_lanes(columns - v * kLanes);
         if (t.sum == TileSum::kAdd) acc[r][v] = hn::Add(hn::MaskedLoad(mask, d, to), acc[r][v]);
         hn::BlendedStore(acc[r][v], mask, d, to);
       }
@@ -107,17 +122,19 @@ template <int kRows, TileLayout kLayout>
 void MultiplyRows(const RowTile& t) {
   constexpr int kVectors = vectors_for(kRows);
   constexpr int64_t kStep = kVectors * kLanes;
+  const int64_t steps = (t.columns + kStep - 1) / kStep;
   int64_t column = 0;
   // Steps over several panels stop where the panels do.
   constexpr int64_t kPadded = std::min<int64_t>(kStep, kPanelWidth);
-  for (; column + (kStep - kPadded) < t.columns; column += kStep) {
+  for (int64_t step = 0; column + (kStep - kPadded) < t.columns; column += kStep, ++step) {
+    const NextRows next{step * t.next_rows / steps, (step + 1) * t.next_rows / steps};
     const float* b = t.b + column / kPanelWidth * t.panel_stride + column % kPanelWidth;
-    Multiply<kRows, kVectors, kLayout>(t, b, t.c + column, t.columns - column);
+    Multiply<kRows, kVectors, kLayout>(t, b, t.c + column, t.columns - column, next);
   }
   if constexpr (kStep > kPanelWidth) {
     for (; column < t.columns; column += kPanelWidth) {
       const float* b = t.b + column / kPanelWidth * t.panel_stride;
-      Multiply<kRows, kPanelVectors, kLayout>(t, b, t.c + column, t.columns - column);
+      Multiply<kRows, kPanelVectors, kLayout>(t, b, t.c + column, t.columns - column, {0, 0});
     }
   }
 }
@@ -138,6 +155,22 @@ void MultiplyTile(TileLayout layout, const RowTile& t) {
   }
 }
 
+void PackRow(const float* HWY_RESTRICT row, int64_t columns, int64_t step, int64_t width,
+             float* HWY_RESTRICT to, int64_t to_stride) {
+  const D d;
+  for (int64_t column = 0; column < columns; column += step, to += to_stride) {
+    const float* from = row + column;
+    const int64_t left = columns - column;
+    if (left >= width) {
+      for (int64_t i = 0; i < width; i += kLanes) hn::Store(hn::LoadU(d, from + i), d, to + i);
+    } else {
+      for (int64_t i = 0; i < width; i += kLanes) {
+        hn::Store(hn::MaskedLoad(first_lanes(left - i), d, from + i), d, to + i);
+      }
+    }
+  }
+}
+
 int TileRows() { return kFullRows; }
 
 }  // namespace ouzel::HWY_NAMESPACE
@@ -150,6 +183,7 @@ namespace ouzel {
 
 HWY_EXPORT(MultiplyTile);
 HWY_EXPORT(TileRows);
+HWY_EXPORT(PackRow);
 
 int tile_rows(Isa isa) { return OUZEL_DISPATCH(isa, TileRows)(); }
 void multiply_tile(Isa isa, TileLayout layout, const RowTile& tile) {
@@ -165,13 +199,9 @@ void pack_panel_transposed(const float* w, std::int64_t stride, std::int64_t inn
   }
 }
 
-void pack_panel(const float* b, std::int64_t stride, std::int64_t inner, std::int64_t columns,
-                float* panel) {
-  for (std::int64_t k = 0; k < inner; ++k) {
-    float* to = panel + k * kPanelWidth;
-    std::memcpy(to, b + k * stride, static_cast<std::size_t>(columns) * sizeof(float));
-    std::fill(to + columns, to + kPanelWidth, 0.0f);
-  }
+void pack_row(Isa isa, const float* row, std::int64_t columns, std::int64_t step,
+              std::int64_t width, float* to, std::int64_t to_stride) {
+  OUZEL_DISPATCH(isa, PackRow)(row, columns, step, width, to, to_stride);
 }
 
 }  // namespace ouzel

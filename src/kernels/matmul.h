@@ -41,6 +41,10 @@ struct RowTile {
   float* c = nullptr;
   std::int64_t c_stride = 0;  // from row to row
   TileSum sum = TileSum::kAssign;
+  // The rows of A that will be packed next: fetched into the second-level cache meanwhile.
+  const float* next = nullptr;
+  std::int64_t next_rows = 0;
+  std::int64_t next_stride = 0;
 };
 
 // Rows of a full tile.
@@ -50,8 +54,11 @@ void multiply_tile(Isa isa, TileLayout layout, const RowTile& tile);
 // Panel of B(k, j) = w[j * stride + k] for `columns` <= 32 columns: rows of w become columns.
 void pack_panel_transposed(const float* w, std::int64_t stride, std::int64_t inner,
                            std::int64_t columns, float* panel);
-// Panel of B(k, j) = b[k * stride + j].
-void pack_panel(const float* b, std::int64_t stride, std::int64_t inner, std::int64_t columns,
-                float* panel);
+// Cuts a row of `columns` floats into pieces that begin every `step` floats and are `width` (16 or
+// 32) wide, zero beyond the row's end: piece p goes to to + p * to_stride. The row of a matrix thus
+// becomes one row of each panel (step = width = 32), or of each inner-major tile (step = its rows,
+// width 16).
+void pack_row(Isa isa, const float* row, std::int64_t columns, std::int64_t step,
+              std::int64_t width, float* to, std::int64_t to_stride);
 
 }  // namespace ouzel

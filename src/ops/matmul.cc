@@ -21,6 +21,10 @@ constexpr std::int64_t kTaskColumns = 384;
 constexpr std::int64_t kFewRowsColumns = 256;
 // Tiles of a task. Small enough that 4,096 rows give every thread many tasks.
 constexpr std::int64_t kTaskTiles = 4;
+// Columns of a task of the weight gradient, whose tasks are one tile high.
+constexpr std::int64_t kWeightColumns = 192;
+// Rows of a matrix that one task packs.
+constexpr std::int64_t kPackRows = 16;
 
 void check(bool agrees, const char* op, const char* what, std::int64_t expected,
            std::int64_t found) {
@@ -84,6 +88,13 @@ void multiply_rows(Context& context, View<const float, 2> a, const float* panels
             }
             t.a = packed;
           }
+          // The next tile: of this task, or the first of the one that this thread likely takes
+          // next.
+          std::int64_t next = row + tile;
+          if (next >= row_end) next += (context.threads() - 1) * task_rows;
+          t.next_rows = few ? 0 : std::clamp<std::int64_t>(rows - next, 0, tile);
+          t.next = t.next_rows > 0 ? a(next, k) : nullptr;
+          t.next_stride = a.stride[0];
           t.c = c(row, column);
           multiply_tile(isa, TileLayout::kRowMajor, t);
         }
@@ -134,10 +145,13 @@ void linear_backward_input(Context& context, View<const float, 2> dy, View<const
   Context::Impl& impl = context.impl();
   const std::int64_t count = ceil_div(columns, kPanelWidth);
   float* panels = impl.shared<float>(count * kPanelWidth * inner);
-  impl.run(count, [&](std::int64_t panel, Scratch&) {
-    const std::int64_t column = panel * kPanelWidth;
-    pack_panel(w(0, column), w.stride[0], inner, std::min(kPanelWidth, columns - column),
-               panels + column * inner);
+  const Isa isa = context.isa();
+  impl.run(ceil_div(inner, kPackRows), [&](std::int64_t task, Scratch&) {
+    const std::int64_t end = std::min((task + 1) * kPackRows, inner);
+    for (std::int64_t k = task * kPackRows; k < end; ++k) {
+      pack_row(isa, w(k), columns, kPanelWidth, kPanelWidth, panels + k * kPanelWidth,
+               inner * kPanelWidth);
+    }
   });
   multiply_rows(context, dy, panels, dx, accumulate);
 }
@@ -154,35 +168,30 @@ void linear_backward_weight(Context& context, View<const float, 2> dy, View<cons
   const Isa isa = context.isa();
   const std::int64_t tile = tile_rows(isa);
   const std::int64_t tiles = ceil_div(rows, tile), panels = ceil_div(columns, kPanelWidth);
-  const std::int64_t column_tasks = ceil_div(columns, kTaskColumns);
+  const std::int64_t column_tasks = ceil_div(columns, kWeightColumns);
   // Blocks of kTileInner tokens: dy and x are packed, then every tile of dw takes the block's sum.
   float* a = impl.shared<float>((tiles * kTileMaxRows + panels * kPanelWidth) * kTileInner);
   float* b = a + tiles * kTileMaxRows * kTileInner;
   for (std::int64_t begin = 0; begin < tokens; begin += kTileInner) {
     const std::int64_t inner = std::min(kTileInner, tokens - begin);
-    impl.run(tiles + panels, [&](std::int64_t task, Scratch&) {
-      if (task < panels) {
-        const std::int64_t column = task * kPanelWidth;
-        pack_panel(x(begin, column), x.stride[0], inner, std::min(kPanelWidth, columns - column),
-                   b + column * kTileInner);
-      } else {
-        const std::int64_t row = (task - panels) * tile;
-        float* to = a + (task - panels) * kTileMaxRows * kTileInner;
-        const auto bytes = static_cast<std::size_t>(std::min(tile, rows - row)) * sizeof(float);
-        for (std::int64_t k = 0; k < inner; ++k) {
-          std::memcpy(to + k * kTileMaxRows, dy(begin + k, row), bytes);
-        }
+    impl.run(ceil_div(inner, kPackRows), [&](std::int64_t task, Scratch&) {
+      const std::int64_t end = std::min((task + 1) * kPackRows, inner);
+      for (std::int64_t k = task * kPackRows; k < end; ++k) {
+        pack_row(isa, x(begin + k), columns, kPanelWidth, kPanelWidth, b + k * kPanelWidth,
+                 kTileInner * kPanelWidth);
+        pack_row(isa, dy(begin + k), rows, tile, kTileMaxRows, a + k * kTileMaxRows,
+                 kTileInner * kTileMaxRows);
       }
     });
     impl.run(tiles * column_tasks, [&](std::int64_t task, Scratch&) {
-      const std::int64_t column = task / tiles * kTaskColumns, row = task % tiles * tile;
+      const std::int64_t column = task / tiles * kWeightColumns, row = task % tiles * tile;
       RowTile t;
       t.a = a + task % tiles * kTileMaxRows * kTileInner;
       t.rows = std::min(tile, rows - row);
       t.inner = inner;
       t.panel_stride = kTileInner * kPanelWidth;
       t.b = b + column / kPanelWidth * t.panel_stride;
-      t.columns = std::min(kTaskColumns, columns - column);
+      t.columns = std::min(kWeightColumns, columns - column);
       t.c = dw(row, column);
       t.c_stride = dw.stride[0];
       t.sum = TileSum::kAdd;
