@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "src/base/bounds.h"
-#include "src/ops/reference/array.h"
+#include "tests/calls.h"
 
 namespace ouzel::test {
 
@@ -28,7 +28,7 @@ double rms(const std::vector<Real>& x) {
   return count == 0 ? 0 : std::sqrt(sum / static_cast<double>(count));
 }
 
-// Collects the tensors of one call, then judges them together.
+// Collects tensors of one call, then judges them together.
 class Comparison {
  public:
   template <class Real>
@@ -42,9 +42,11 @@ class Comparison {
     add(gradients_, name, got, truth);
   }
 
-  // The worst error as a share of its bound; test failures name tensors beyond it.
-  double expect_within(const Bounds& bounds) const {
-    return std::max(judge(outputs_, bounds.output), judge(gradients_, bounds.gradient));
+  // Fails, naming it, for every tensor whose error is beyond its bound. `gradient_floor`: see
+  // kFloor.
+  void expect_within(const Bounds& bounds, double gradient_floor = kFloor) const {
+    judge(outputs_, bounds.output, kFloor);
+    judge(gradients_, bounds.gradient, gradient_floor);
   }
 
  private:
@@ -73,18 +75,31 @@ class Comparison {
     entries.push_back({name, rms(difference), rms(truth.data)});
   }
 
-  static double judge(const std::vector<Entry>& entries, double bound) {
-    double largest = 0, worst = 0;
+  static void judge(const std::vector<Entry>& entries, double bound, double floor) {
+    double largest = 0;
     for (const Entry& e : entries) largest = std::max(largest, e.truth);
     for (const Entry& e : entries) {
-      const double error = e.difference / std::max({e.truth, 1e-3 * largest, 1e-30});
-      EXPECT_LE(error, bound) << e.name;
-      worst = std::max(worst, error / bound);
+      EXPECT_LE(e.difference / std::max({e.truth, floor * largest, 1e-30}), bound) << e.name;
     }
-    return worst;
   }
 
   std::vector<Entry> outputs_, gradients_;
 };
+
+// All results of a call against those of its reference.
+template <class Real>
+void expect_within(const Results<Real>& got, const Results<double>& truth, const Bounds& bounds,
+                   double gradient_floor = kFloor) {
+  Comparison comparison;
+  ASSERT_EQ(got.outputs.size(), truth.outputs.size());
+  ASSERT_EQ(got.gradients.size(), truth.gradients.size());
+  for (std::size_t i = 0; i < truth.outputs.size(); ++i) {
+    comparison.output(truth.outputs[i].name, got.outputs[i].array, truth.outputs[i].array);
+  }
+  for (std::size_t i = 0; i < truth.gradients.size(); ++i) {
+    comparison.gradient(truth.gradients[i].name, got.gradients[i].array, truth.gradients[i].array);
+  }
+  comparison.expect_within(bounds, gradient_floor);
+}
 
 }  // namespace ouzel::test

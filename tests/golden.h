@@ -11,9 +11,8 @@
 #include "src/formats/files.h"
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
-#include "src/ops/reference/recurrence.h"
-#include "src/ops/reference/short_conv.h"
-#include "src/ops/reference/softmax_attention.h"
+#include "tests/calls.h"
+#include "tests/compare.h"
 
 namespace ouzel::test {
 
@@ -27,7 +26,6 @@ struct GoldenFile {
     const auto it = tensors.find(name);
     return it == tensors.end() ? reference::Array<double>() : it->second;
   }
-  bool has(const std::string& name) const { return tensors.contains(name); }
   template <class T>
   T attribute(const std::string& name, T otherwise) const {
     const auto it = attributes.find(name);
@@ -75,8 +73,8 @@ inline std::optional<FeatureMapKind> feature_map(const std::string& name) {
 }
 
 // linear_attn and retention.
-inline reference::RecurrenceArguments<double> recurrence_of(const GoldenFile& f) {
-  reference::RecurrenceArguments<double> a;
+inline Recurrence recurrence_of(const GoldenFile& f) {
+  Recurrence a;
   a.q = f.tensor("q");
   a.k = f.tensor("k");
   a.v = f.tensor("v");
@@ -94,12 +92,8 @@ inline reference::RecurrenceArguments<double> recurrence_of(const GoldenFile& f)
   return a;
 }
 
-inline reference::RecurrenceResults<double> recurrence_upstream_of(const GoldenFile& f) {
-  return {f.tensor("do"), f.tensor("dht"), f.tensor("dzt")};
-}
-
-inline reference::SoftmaxAttentionArguments<double> softmax_attention_of(const GoldenFile& f) {
-  reference::SoftmaxAttentionArguments<double> a;
+inline Attention softmax_attention_of(const GoldenFile& f) {
+  Attention a;
   a.q = f.tensor("q");
   a.k = f.tensor("k");
   a.v = f.tensor("v");
@@ -112,8 +106,8 @@ inline reference::SoftmaxAttentionArguments<double> softmax_attention_of(const G
   return a;
 }
 
-inline reference::ShortConvArguments<double> short_conv_of(const GoldenFile& f) {
-  reference::ShortConvArguments<double> a;
+inline Conv short_conv_of(const GoldenFile& f) {
+  Conv a;
   a.x = f.tensor("x");
   a.weight = f.tensor("weight");
   a.bias = f.tensor("bias");
@@ -121,6 +115,48 @@ inline reference::ShortConvArguments<double> short_conv_of(const GoldenFile& f) 
   a.segments = f.segments(a.x.extent(0), a.x.extent(1));
   a.silu = f.attribute<std::string>("activation", "none") == "silu";
   return a;
+}
+
+// The call that a file holds; none if its operator or feature map is not among those that exist
+// here.
+inline std::optional<Call> call_of(const GoldenFile& f) {
+  Call call;
+  call.d_o = f.tensor("do");
+  call.d_s = f.tensor("dht");
+  call.d_z = f.tensor("dzt");
+  if (f.attribute<std::string>("form", "") == "parallel") call.form = Form::kParallel;
+  if (f.op() == "attention") {
+    call.arguments = softmax_attention_of(f);
+  } else if (f.op() == "short_conv") {
+    call.arguments = short_conv_of(f);
+  } else if (f.op() == "retention" ||
+             (f.op() == "linear_attn" &&
+              feature_map(f.attribute<std::string>("feature_map", "identity")))) {
+    call.arguments = recurrence_of(f);
+  } else {
+    return std::nullopt;
+  }
+  return call;
+}
+
+// Every tensor that the file expects, among the results of its call.
+template <class Real>
+void expect_golden(const GoldenFile& f, const Results<Real>& got, const Bounds& bounds) {
+  Comparison comparison;
+  const auto find = [&](const std::vector<Named<Real>>& list, const std::string& name) {
+    for (const Named<Real>& x : list) {
+      if (x.name == name) return x.array;
+    }
+    ADD_FAILURE() << f.path << ": no " << name;
+    return reference::Array<Real>();
+  };
+  for (const auto& name : f.attribute<std::vector<std::string>>("outputs", {})) {
+    comparison.output(name, find(got.outputs, name), f.tensor(name));
+  }
+  for (const auto& name : f.attribute<std::vector<std::string>>("grads", {})) {
+    comparison.gradient(name, find(got.gradients, name), f.tensor(name));
+  }
+  comparison.expect_within(bounds);
 }
 
 }  // namespace ouzel::test

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/golden_check.h"
+#include "tests/golden.h"
 
 namespace ouzel::test {
 namespace {
@@ -22,7 +22,7 @@ class SharedGolden : public testing::Test {
     if (!std::filesystem::exists(shared_folder())) GTEST_SKIP() << "skipped: no shared data";
     for (const std::string& path : golden_files(shared_folder() + "/golden/dev")) {
       GoldenFile f = load_golden(path);
-      if (supported(f)) files_.push_back(std::move(f));
+      if (call_of(f)) files_.push_back(std::move(f));
     }
     ASSERT_GE(files_.size(), 60u);
   }
@@ -32,7 +32,17 @@ class SharedGolden : public testing::Test {
 TEST_F(SharedGolden, ReferencesAgreeToFloat64) {
   for (const GoldenFile& f : files_) {
     SCOPED_TRACE(f.path);
-    expect_golden(f, run_reference(f), kFloat64);
+    expect_golden(f, run_reference(call_of(f).value()), kFloat64);
+  }
+}
+
+TEST_F(SharedGolden, OperatorsAgreeToFloat32) {
+  for (Isa isa : supported_isas()) {
+    Context context({.threads = 2, .isa = isa, .poison_scratch = true});
+    for (const GoldenFile& f : files_) {
+      SCOPED_TRACE(testing::Message() << name_of(isa) << " " << f.path);
+      expect_golden(f, run(context, call_of(f).value()), bounds_on(isa, kFloat32));
+    }
   }
 }
 

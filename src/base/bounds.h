@@ -3,6 +3,8 @@
 // call's tensors of the same kind.
 #pragma once
 
+#include "ouzel/context.h"
+
 namespace ouzel {
 
 struct Bounds {
@@ -18,5 +20,18 @@ inline constexpr Bounds kResumed{5e-6, 2e-5};
 inline constexpr Bounds kHalf{4e-3, 4e-3};
 // A float64 reference against numbers computed elsewhere in float64.
 inline constexpr Bounds kFloat64{1e-12, 1e-12};
+
+// The portable instruction set has no fused multiply-add, so products are rounded too: twice.
+inline Bounds bounds_on(Isa isa, const Bounds& bounds) {
+  const double factor = isa == Isa::kPortable ? 2 : 1;
+  return {factor * bounds.output, factor * bounds.gradient};
+}
+
+// A tensor's RMS counts as at least this share of the largest of its kind.
+inline constexpr double kFloor = 1e-3;
+// Gradients through a quotient (a normaliser, a softmax) are small differences of large terms where
+// the output hardly depends on queries and keys: few tokens, one feature, values or keys that are
+// nearly equal. There the largest gradient of the call is the yardstick: one rounding of its terms.
+inline constexpr double kQuotientFloor = 1;
 
 }  // namespace ouzel

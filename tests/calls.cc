@@ -1,0 +1,538 @@
+#include "tests/calls.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <utility>
+
+#include "ouzel/linear_attention.h"
+#include "ouzel/retention.h"
+#include "ouzel/short_conv.h"
+#include "ouzel/softmax_attention.h"
+
+namespace ouzel::test {
+namespace {
+
+using Int = std::int64_t;
+
+// An argument in float32 with memory of its own. Strided: every axis but the first is spaced out,
+// and the gaps hold NaN (of inputs) or a value that no operator computes (of outputs).
+class Operand {
+ public:
+  Operand() = default;  // absent
+  static Operand input(const Doubles& a, bool strided = false) {
+    if (!a.present()) return {};
+    Operand x(a.shape, strided, std::numeric_limits<float>::quiet_NaN());
+    std::size_t next = 0;
+    x.for_each([&](float& slot) { slot = static_cast<float>(a.data[next++]); });
+    return x;
+  }
+  static Operand output(std::vector<Int> shape, bool strided = false) {
+    return Operand(std::move(shape), strided, kUnwritten);
+  }
+  // Gradients of parameters are added to: they start from zero.
+  static Operand zeros_like(const Operand& a) {
+    return a.present() ? Operand(a.shape_, false, 0) : Operand();
+  }
+  static Operand output_like(const Operand& a) {
+    return a.present() ? Operand(a.shape_, a.strided_, kUnwritten) : Operand();
+  }
+
+  bool present() const { return !shape_.empty(); }
+  Int extent(std::size_t axis) const { return shape_[axis]; }
+  std::size_t rank() const { return shape_.size(); }
+  const std::vector<Int>& shape() const { return shape_; }
+
+  Tensor tensor() {
+    Tensor t;
+    if (!present()) return t;
+    t.data = memory_.data();
+    t.rank = static_cast<int>(rank());
+    for (std::size_t i = 0; i < rank(); ++i) {
+      t.extent[i] = shape_[i];
+      t.stride[i] = stride_[i];
+    }
+    return t;
+  }
+  // Entry n of the first axis.
+  float* entry(std::size_t n) { return memory_.data() + static_cast<Int>(n) * stride_[0]; }
+  // Token t of [B, T, ...] as [B, 1, ...].
+  Tensor token(Int t) {
+    Tensor x = tensor();
+    x.data = memory_.data() + t * stride_[1];
+    x.extent[1] = 1;
+    return x;
+  }
+  // The elements. Throws if the gaps of a strided output were written to.
+  Floats floats() {
+    if (!present()) return {};
+    Floats f(shape_);
+    std::size_t next = 0;
+    for_each([&](float& slot) { f.data[next++] = slot; });
+    if (strided_) {
+      Operand gaps = *this;
+      gaps.for_each([](float& slot) { slot = kUnwritten; });
+      for (float x : gaps.memory_) {
+        if (x != kUnwritten) throw std::logic_error("the operator wrote between the rows");
+      }
+    }
+    return f;
+  }
+
+ private:
+  static constexpr float kUnwritten = -7.0e30f;
+
+  Operand(std::vector<Int> shape, bool strided, float fill)
+      : shape_(std::move(shape)), stride_(shape_.size()), strided_(strided) {
+    Int step = 1;
+    for (std::size_t i = rank(); i-- > 0;) {
+      stride_[i] = step;
+      step *= shape_[i] + (strided && i > 0 ? 3 : 0);
+    }
+    memory_.assign(static_cast<std::size_t>(step) + 1, fill);  // never empty: it is present
+  }
+  template <class Visit>
+  void for_each(const Visit& visit) {
+    std::vector<Int> index(rank());
+    Int count = 1;
+    for (Int e : shape_) count *= e;
+    for (Int n = 0; n < count; ++n) {
+      Int at = 0;
+      for (std::size_t i = 0; i < rank(); ++i) at += index[i] * stride_[i];
+      visit(memory_[static_cast<std::size_t>(at)]);
+      for (std::size_t i = rank(); i-- > 0 && ++index[i] == shape_[i];) index[i] = 0;
+    }
+  }
+
+  std::vector<Int> shape_, stride_;
+  bool strided_ = false;
+  std::vector<float> memory_;
+};
+
+template <class Real>
+void add_slot(std::vector<Slot>& list, const std::string& name, Role role,
+              reference::Array<Real>& array) {
+  if (array.present()) list.push_back({name, role, &array});
+}
+
+template <class Real>
+using NamedList = std::vector<Named<Real>>;
+
+// Only what is there: an operator gives no gradient of an argument that it was not given.
+template <class Real>
+NamedList<Real> present(NamedList<Real> list) {
+  std::erase_if(list, [](const Named<Real>& x) { return !x.array.present(); });
+  return list;
+}
+
+template <class Real>
+Results<Real> named(const reference::RecurrenceResults<Real>& r,
+                    const reference::Array<Real>& weights,
+                    const reference::RecurrenceGradients<Real>& g) {
+  return {present<Real>({{"o", Role::kToken, r.o},
+                         {"final_state", Role::kSequence, r.s},
+                         {"z", Role::kSequence, r.z},
+                         {"weights", Role::kWeights, weights}}),
+          present<Real>({{"dq", Role::kToken, g.q},
+                         {"dk", Role::kToken, g.k},
+                         {"dv", Role::kToken, g.v},
+                         {"dh0", Role::kSequence, g.s0},
+                         {"dz0", Role::kSequence, g.z0},
+                         {"dW1", Role::kParameter, g.q_map.w1},
+                         {"db1", Role::kParameter, g.q_map.b1},
+                         {"dW2", Role::kParameter, g.q_map.w2},
+                         {"db2", Role::kParameter, g.q_map.b2},
+                         {"dWk1", Role::kParameter, g.k_map.w1},
+                         {"dbk1", Role::kParameter, g.k_map.b1},
+                         {"dWk2", Role::kParameter, g.k_map.w2},
+                         {"dbk2", Role::kParameter, g.k_map.b2}})};
+}
+
+// Where the keys are the queries' tokens (self-attention), all rows go together.
+Role key_role(const Attention& a) {
+  return a.q.extent(1) == a.k.extent(1) ? Role::kToken : Role::kKeyToken;
+}
+
+template <class Real>
+Results<Real> named(const Attention& a, const reference::SoftmaxAttentionResults<Real>& r,
+                    const reference::SoftmaxAttentionGradients<Real>& g) {
+  return {present<Real>({{"o", Role::kToken, r.o}, {"lse", Role::kToken, r.lse}}),
+          present<Real>(
+              {{"dq", Role::kToken, g.q}, {"dk", key_role(a), g.k}, {"dv", key_role(a), g.v}})};
+}
+
+template <class Real>
+Results<Real> named(const reference::ShortConvResults<Real>& r,
+                    const reference::ShortConvGradients<Real>& g) {
+  return {present<Real>({{"o", Role::kToken, r.y}, {"final_state", Role::kSequence, r.s}}),
+          present<Real>({{"dx", Role::kToken, g.x},
+                         {"dweight", Role::kParameter, g.weight},
+                         {"dbias", Role::kParameter, g.bias},
+                         {"dh0", Role::kSequence, g.s0}})};
+}
+
+// --- linear attention and retention
+// -----------------------------------------------------------------
+
+struct MapOperands {
+  Operand w1, b1, w2, b2;
+
+  static MapOperands input(const reference::MapWeights<double>& w) {
+    return {Operand::input(w.w1), Operand::input(w.b1), Operand::input(w.w2), Operand::input(w.b2)};
+  }
+  static MapOperands zeros_like(const MapOperands& w) {
+    return {Operand::zeros_like(w.w1), Operand::zeros_like(w.b1), Operand::zeros_like(w.w2),
+            Operand::zeros_like(w.b2)};
+  }
+  reference::MapWeights<float> floats() {
+    return {w1.floats(), b1.floats(), w2.floats(), b2.floats()};
+  }
+};
+
+// A state of N sequences: operands for S and z, and the view of both.
+struct StateOperands {
+  Operand s, z;
+  Operand s_residue, z_residue;
+  Int position = 0;
+  std::vector<SequenceState> storage;
+
+  StateView view() {
+    if (!s.present()) return {};
+    const StateView view = state_view(s.tensor(), z.tensor(), storage);
+    for (std::size_t n = 0; n < storage.size(); ++n) {
+      storage[n].position = position;
+      if (s_residue.present()) storage[n].s_residue = s_residue.entry(n);
+      if (z_residue.present()) storage[n].z_residue = z_residue.entry(n);
+    }
+    return view;
+  }
+  void add_residue(const Residue& residue) {
+    s_residue = residue.s.present() ? Operand::input(residue.s) : Operand::zeros_like(s);
+    z_residue = residue.z.present() ? Operand::input(residue.z) : Operand::zeros_like(z);
+    position = residue.position;
+  }
+};
+
+StateOperands state_of(const Doubles& s, const Doubles& z) {
+  StateOperands state;
+  state.s = Operand::input(s);
+  state.z = Operand::input(z);
+  return state;
+}
+
+// The arguments of a call in float32, and the operator's options, which point into them.
+struct RecurrenceInFloat {
+  RecurrenceInFloat(const Call& call, const Recurrence& arguments)
+      : a(arguments),
+        strided(call.strided),
+        q(Operand::input(a.q, strided)),
+        k(Operand::input(a.k, strided)),
+        v(Operand::input(a.v, strided)),
+        initial(state_of(a.s0, a.z0)),
+        q_map(MapOperands::input(a.q_map)),
+        k_map(MapOperands::input(a.k_map)),
+        is_retention(!a.log_decay.empty()) {
+    retention_options.scale = a.scale;
+    retention_options.log_decay = a.log_decay;
+    retention_options.reverse = a.reverse;
+    retention_options.form = call.form;
+    FeatureMap& map = linear_options.feature_map;
+    map.kind = a.map;
+    map.q = {q_map.w1.tensor(), q_map.b1.tensor(), q_map.w2.tensor(), q_map.b2.tensor()};
+    map.k = {k_map.w1.tensor(), k_map.b1.tensor(), k_map.w2.tensor(), k_map.b2.tensor()};
+    linear_options.scale = a.scale;
+    linear_options.normalize = a.normalize;
+    linear_options.eps = a.eps;
+    linear_options.causal = a.causal;
+    linear_options.reverse = a.reverse;
+    linear_options.form = call.form;
+    inputs.q = q.tensor();
+    inputs.k = k.tensor();
+    inputs.v = v.tensor();
+    if (call.residue) initial.add_residue(*call.residue);
+    inputs.initial_state = initial.view();
+    inputs.segments = &a.segments;
+  }
+  RecurrenceInFloat(const RecurrenceInFloat&) = delete;
+
+  Operand output() const {
+    return Operand::output(
+        {q.extent(0), q.extent(1), std::max(q.extent(2), v.extent(2)), v.extent(3)}, strided);
+  }
+  StateOperands state(Int sequences) const {
+    const Int features = q_map.w1.present() ? q_map.w1.extent(q_map.w1.rank() - 2) : k.extent(3);
+    StateOperands state;
+    state.s = Operand::output({sequences, v.extent(2), features, v.extent(3)});
+    if (a.normalize) state.z = Operand::output({sequences, v.extent(2), features});
+    return state;
+  }
+
+  const Recurrence& a;
+  bool strided;
+  Operand q, k, v;
+  StateOperands initial;
+  MapOperands q_map, k_map;
+  bool is_retention;
+  LinearAttentionOptions linear_options;
+  RetentionOptions retention_options;
+  RecurrenceInputs inputs;
+};
+
+Results<float> run(Context& context, const Call& call, const Recurrence& a) {
+  RecurrenceInFloat in(call, a);
+  RecurrenceOutputs outputs;
+  Operand o = in.output(), weights;
+  StateOperands final;
+  outputs.o = o.tensor();
+  if (call.form == Form::kParallel) {
+    weights = Operand::output({o.extent(0), o.extent(2), o.extent(1), o.extent(1)});
+    outputs.weights = weights.tensor();
+  } else if (a.causal) {
+    final = in.state(a.segments.count());
+    if (call.residue) final.add_residue({});
+    outputs.final_state = final.view();
+  }
+  Buffer saved;
+  if (call.saved && call.d_o.present()) {
+    saved = Buffer(in.is_retention ? retention_saved_bytes(in.retention_options, in.inputs)
+                                   : linear_attention_saved_bytes(in.linear_options, in.inputs));
+    outputs.saved = saved.data();
+  }
+  if (in.is_retention) {
+    retention(context, in.retention_options, in.inputs, outputs);
+  } else {
+    linear_attention(context, in.linear_options, in.inputs, outputs);
+  }
+  const reference::RecurrenceResults<float> r{o.floats(), final.s.floats(), final.z.floats()};
+  Results<float> results = named(r, weights.floats(), {});
+  if (call.residue) {
+    results.outputs.push_back({"s_residue", Role::kSequence, final.s_residue.floats()});
+    if (a.normalize) {
+      results.outputs.push_back({"z_residue", Role::kSequence, final.z_residue.floats()});
+    }
+  }
+  if (!call.d_o.present()) return results;
+
+  Operand d_o = Operand::input(call.d_o, in.strided);
+  StateOperands d_final = state_of(call.d_s, call.d_z);
+  const RecurrenceOutputGrads output_grads{d_o.tensor(), d_final.view()};
+  Operand dq = Operand::output_like(in.q), dk = Operand::output_like(in.k),
+          dv = Operand::output_like(in.v);
+  StateOperands d_initial{
+      Operand::output_like(in.initial.s), Operand::output_like(in.initial.z), {}};
+  MapOperands d_q_map = MapOperands::zeros_like(in.q_map),
+              d_k_map = MapOperands::zeros_like(in.k_map);
+  const RecurrenceInputGrads input_grads{dq.tensor(), dk.tensor(), dv.tensor(), d_initial.view()};
+  if (in.is_retention) {
+    retention_backward(context, in.retention_options, in.inputs, outputs.saved, output_grads,
+                       input_grads);
+  } else {
+    const FeatureMapGrads map_grads{
+        {d_q_map.w1.tensor(), d_q_map.b1.tensor(), d_q_map.w2.tensor(), d_q_map.b2.tensor()},
+        {d_k_map.w1.tensor(), d_k_map.b1.tensor(), d_k_map.w2.tensor(), d_k_map.b2.tensor()}};
+    linear_attention_backward(context, in.linear_options, in.inputs, outputs.saved, output_grads,
+                              input_grads, &map_grads);
+  }
+  results.gradients = named<float>(r, {},
+                                   {dq.floats(), dk.floats(), dv.floats(), d_initial.s.floats(),
+                                    d_initial.z.floats(), d_q_map.floats(), d_k_map.floats()})
+                          .gradients;
+  return results;
+}
+
+Results<float> run_steps(Context& context, const Call& call, const Recurrence& a) {
+  RecurrenceInFloat in(call, a);
+  const Int sequences = in.q.extent(0), tokens = in.q.extent(1);
+  Operand o = in.output();
+  StateOperands zeros = in.state(sequences);
+  StateOperands state;
+  state.s = Operand::zeros_like(zeros.s);
+  state.z = Operand::zeros_like(zeros.z);
+  if (in.initial.s.present()) state = in.initial;
+  const StateView view = state.view();
+  for (Int t = 0; t < tokens; ++t) {
+    const Tensor q = in.q.token(t), k = in.k.token(t), v = in.v.token(t);
+    if (in.is_retention) {
+      retention_step(context, in.retention_options, q, k, v, view, o.token(t));
+    } else {
+      linear_attention_step(context, in.linear_options, q, k, v, view, o.token(t));
+    }
+  }
+  return named<float>({o.floats(), state.s.floats(), state.z.floats()}, {}, {});
+}
+
+Results<double> run_reference(const Call& call, const Recurrence& a) {
+  reference::RecurrenceResults<double> r = reference::recurrence(a);
+  Doubles weights;
+  if (call.form == Form::kParallel) weights = reference::recurrence_weights(a);
+  if (!a.causal || call.form == Form::kParallel) r.s = r.z = Doubles();
+  if (!a.normalize) r.z = Doubles();
+  reference::RecurrenceGradients<double> g;
+  if (call.d_o.present()) g = reference::recurrence_backward(a, {call.d_o, call.d_s, call.d_z});
+  if (!a.s0.present()) g.s0 = Doubles();
+  if (!a.z0.present()) g.z0 = Doubles();
+  return named(r, weights, g);
+}
+
+// --- softmax attention
+// ------------------------------------------------------------------------------
+
+SoftmaxAttentionOptions options_of(const Attention& a) {
+  SoftmaxAttentionOptions options;
+  options.scale = a.scale;
+  options.causal = a.causal;
+  options.window = a.window;
+  options.q_offset = a.q_offset;
+  return options;
+}
+
+Results<float> run(Context& context, const Call& call, const Attention& a) {
+  Operand q = Operand::input(a.q, call.strided), k = Operand::input(a.k, call.strided),
+          v = Operand::input(a.v, call.strided);
+  const SoftmaxAttentionInputs inputs{q.tensor(), k.tensor(), v.tensor(), &a.query_segments,
+                                      &a.key_segments};
+  Operand o = Operand::output({q.extent(0), q.extent(1), q.extent(2), v.extent(3)}, call.strided);
+  Doubles lse({q.extent(0), q.extent(1), q.extent(2)});
+  lse.data.push_back(0);  // an array without elements has an address too
+  const View<double, 3> lse_view(lse.data.data(), {q.extent(0), q.extent(1), q.extent(2)});
+  softmax_attention(context, options_of(a), inputs, {o.tensor(), lse_view});
+  reference::SoftmaxAttentionResults<float> r{o.floats(), Floats(lse.shape)};
+  std::copy_n(lse.data.begin(), r.lse.data.size(), r.lse.data.begin());
+  if (!call.d_o.present()) return named<float>(a, r, {});
+  Operand d_o = Operand::input(call.d_o, call.strided);
+  Operand dq = Operand::output_like(q), dk = Operand::output_like(k), dv = Operand::output_like(v);
+  softmax_attention_backward(context, options_of(a), inputs, o.tensor(), lse_view, d_o.tensor(),
+                             dq.tensor(), dk.tensor(), dv.tensor());
+  return named<float>(a, r, {dq.floats(), dk.floats(), dv.floats()});
+}
+
+// Causal self-attention with a cache of just the capacity that it needs.
+Results<float> run_steps(Context& context, const Call& call, const Attention& a) {
+  Operand q = Operand::input(a.q, call.strided), k = Operand::input(a.k, call.strided),
+          v = Operand::input(a.v, call.strided);
+  const Int sequences = q.extent(0), tokens = q.extent(1);
+  const Int capacity = a.window > 0 ? std::min(a.window, tokens) : tokens;
+  Operand o = Operand::output({sequences, tokens, q.extent(2), v.extent(3)}, call.strided);
+  Floats k_cache({sequences, capacity, k.extent(2), k.extent(3)});
+  Floats v_cache({sequences, capacity, v.extent(2), v.extent(3)});
+  std::vector<KvCache> caches;
+  for (Int n = 0; n < sequences; ++n) {
+    caches.push_back({&k_cache(n, 0, 0, 0), &v_cache(n, 0, 0, 0), capacity, 0});
+  }
+  for (Int t = 0; t < tokens; ++t) {
+    softmax_attention_step(context, options_of(a), q.token(t), k.token(t), v.token(t), caches,
+                           o.token(t));
+  }
+  return named<float>(a, {o.floats(), {}}, {});
+}
+
+Results<double> run_reference(const Call& call, const Attention& a) {
+  reference::SoftmaxAttentionGradients<double> g;
+  if (call.d_o.present()) g = reference::softmax_attention_backward(a, call.d_o);
+  return named(a, reference::softmax_attention(a), g);
+}
+
+// --- short convolution
+// ------------------------------------------------------------------------------
+
+ShortConvOptions options_of(const Conv& a) {
+  return {a.silu ? ConvActivation::kSilu : ConvActivation::kNone};
+}
+
+Results<float> run(Context& context, const Call& call, const Conv& a) {
+  Operand x = Operand::input(a.x, call.strided), weight = Operand::input(a.weight),
+          bias = Operand::input(a.bias), s0 = Operand::input(a.s0);
+  const ShortConvInputs inputs{x.tensor(), weight.tensor(), bias.tensor(), s0.tensor(),
+                               &a.segments};
+  Operand y = Operand::output_like(x);
+  Operand s = Operand::output({a.segments.count(), weight.extent(0), weight.extent(1)});
+  short_conv(context, options_of(a), inputs, y.tensor(), s.tensor());
+  const reference::ShortConvResults<float> r{y.floats(), s.floats()};
+  if (!call.d_o.present()) return named<float>(r, {});
+  Operand d_y = Operand::input(call.d_o, call.strided), d_s = Operand::input(call.d_s);
+  Operand dx = Operand::output_like(x), d_weight = Operand::zeros_like(weight),
+          d_bias = Operand::zeros_like(bias), d_s0 = Operand::output_like(s0);
+  short_conv_backward(context, options_of(a), inputs, d_y.tensor(), d_s.tensor(), dx.tensor(),
+                      d_weight.tensor(), d_bias.tensor(), d_s0.tensor());
+  return named<float>(r, {dx.floats(), d_weight.floats(), d_bias.floats(), d_s0.floats()});
+}
+
+Results<float> run_steps(Context& context, const Call& call, const Conv& a) {
+  Operand x = Operand::input(a.x, call.strided), weight = Operand::input(a.weight),
+          bias = Operand::input(a.bias), y = Operand::output_like(x);
+  Operand s = Operand::input(
+      a.s0.present() ? a.s0 : Doubles({x.extent(0), weight.extent(0), weight.extent(1)}));
+  for (Int t = 0; t < x.extent(1); ++t) {
+    short_conv_step(context, options_of(a), x.token(t), weight.tensor(), bias.tensor(), s.tensor(),
+                    y.token(t));
+  }
+  return named<float>({y.floats(), s.floats()}, {});
+}
+
+Results<double> run_reference(const Call& call, const Conv& a) {
+  reference::ShortConvGradients<double> g;
+  if (call.d_o.present()) g = reference::short_conv_backward(a, {call.d_o, call.d_s});
+  if (!a.s0.present()) g.s0 = Doubles();
+  return named(reference::short_conv(a), g);
+}
+
+}  // namespace
+
+std::vector<Slot> slots(Call& call) {
+  std::vector<Slot> list;
+  if (auto* a = std::get_if<Recurrence>(&call.arguments)) {
+    add_slot(list, "q", Role::kToken, a->q);
+    add_slot(list, "k", Role::kToken, a->k);
+    add_slot(list, "v", Role::kToken, a->v);
+    add_slot(list, "initial_state", Role::kSequence, a->s0);
+    add_slot(list, "initial_z", Role::kSequence, a->z0);
+    for (auto* map : {&a->q_map, &a->k_map}) {
+      add_slot(list, "W1", Role::kParameter, map->w1);
+      add_slot(list, "b1", Role::kParameter, map->b1);
+      add_slot(list, "W2", Role::kParameter, map->w2);
+      add_slot(list, "b2", Role::kParameter, map->b2);
+    }
+  } else if (auto* b = std::get_if<Attention>(&call.arguments)) {
+    add_slot(list, "q", Role::kToken, b->q);
+    add_slot(list, "k", key_role(*b), b->k);
+    add_slot(list, "v", key_role(*b), b->v);
+  } else if (auto* c = std::get_if<Conv>(&call.arguments)) {
+    add_slot(list, "x", Role::kToken, c->x);
+    add_slot(list, "weight", Role::kParameter, c->weight);
+    add_slot(list, "bias", Role::kParameter, c->bias);
+    add_slot(list, "initial_state", Role::kSequence, c->s0);
+  }
+  add_slot(list, "do", Role::kToken, call.d_o);
+  add_slot(list, "dht", Role::kSequence, call.d_s);
+  add_slot(list, "dzt", Role::kSequence, call.d_z);
+  if (call.residue) {
+    add_slot(list, "s_residue", Role::kSequence, call.residue->s);
+    add_slot(list, "z_residue", Role::kSequence, call.residue->z);
+  }
+  return list;
+}
+
+Results<float> run(Context& context, const Call& call) {
+  return std::visit([&](const auto& a) { return run(context, call, a); }, call.arguments);
+}
+Results<double> run_reference(const Call& call) {
+  return std::visit([&](const auto& a) { return run_reference(call, a); }, call.arguments);
+}
+Results<float> run_steps(Context& context, const Call& call) {
+  return std::visit([&](const auto& a) { return run_steps(context, call, a); }, call.arguments);
+}
+
+Segments& segments_of(Call& call) {
+  if (auto* a = std::get_if<Recurrence>(&call.arguments)) return a->segments;
+  if (auto* a = std::get_if<Attention>(&call.arguments)) return a->query_segments;
+  return std::get<Conv>(call.arguments).segments;
+}
+
+bool same_bits(const Floats& a, const Floats& b) {
+  return a.shape == b.shape && (a.data.empty() || std::memcmp(a.data.data(), b.data.data(),
+                                                              a.data.size() * sizeof(float)) == 0);
+}
+
+}  // namespace ouzel::test

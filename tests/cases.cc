@@ -1,0 +1,399 @@
+#include "tests/cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "tests/pairwise.h"
+#include "tests/random_arrays.h"
+
+namespace ouzel::test {
+namespace {
+
+using Int = std::int64_t;
+
+constexpr const char* kLawNames[] = {"identity",           "identity_normalized", "elu1",
+                                     "elu1_normalized",    "relu_normalized",     "product",
+                                     "product_normalized", "retention",           "decays"};
+constexpr const char* kLayoutNames[] = {"rows", "packed", "padded"};
+constexpr const char* kHeadNames[] = {"one", "equal", "more_values", "more_queries", "one_key"};
+constexpr const char* kDirectionNames[] = {"causal", "reverse", "noncausal"};
+constexpr const char* kDataNames[] = {"zero_mean", "narrow_positive", "constant"};
+
+template <class Enum, std::size_t Size>
+const char* name(const char* const (&names)[Size], Enum value) {
+  return names[static_cast<std::size_t>(value)];
+}
+
+struct HeadCounts {
+  Int q, k, v;
+};
+HeadCounts head_counts(Heads heads) {
+  switch (heads) {
+    case Heads::kOne:
+      return {1, 1, 1};
+    case Heads::kEqual:
+      return {2, 2, 2};
+    case Heads::kMoreValues:
+      return {2, 2, 4};
+    case Heads::kMoreQueries:
+      return {4, 2, 2};
+    case Heads::kOneKey:
+      return {4, 1, 2};
+  }
+  return {};
+}
+
+struct Arrangement {
+  Int batch = 1, tokens = 0;
+  Segments segments;
+};
+Arrangement arrange(Layout layout, Int tokens) {
+  switch (layout) {
+    case Layout::kRows:
+      return {2, tokens, Segments::whole(2, tokens)};
+    case Layout::kPacked: {
+      // Empty, one token, the rest in two; then two rows of no sequence.
+      const Int part = tokens / 3;
+      Arrangement a{1, tokens + 3, {}};
+      a.segments.list = {{0, 0, 0}, {0, 0, 1}, {0, 1, part}, {0, 1 + part, tokens - part}};
+      return a;
+    }
+    case Layout::kPadded: {
+      const Int lengths[] = {tokens, tokens - tokens / 4};
+      return {2, tokens + 2, Segments::padded(lengths, tokens + 2, true)};
+    }
+  }
+  return {};
+}
+
+Doubles draw(Random& random, Data data, std::vector<Int> shape) {
+  switch (data) {
+    case Data::kZeroMean:
+      return random_array<double>(random, std::move(shape));
+    case Data::kNarrowPositive:
+      return random_array<double>(random, std::move(shape), 0.9, 1.1);
+    case Data::kConstant: {
+      Doubles a(std::move(shape));
+      std::fill(a.data.begin(), a.data.end(), static_cast<double>(0.7f));
+      return a;
+    }
+  }
+  return {};
+}
+
+// Features near 1, so that the signed map's denominators keep away from 0.
+reference::MapWeights<double> map_weights(Random& random, std::vector<Int> heads, Int features,
+                                          Int keys) {
+  const auto shape = [&](std::vector<Int> tail) {
+    std::vector<Int> s = heads;
+    s.insert(s.end(), tail.begin(), tail.end());
+    return s;
+  };
+  const double spread = 0.5 / std::sqrt(static_cast<double>(keys));
+  reference::MapWeights<double> w;
+  w.w1 = random_array<double>(random, shape({features, keys}), -spread, spread);
+  w.b1 = random_array<double>(random, shape({features}), 0.9, 1.1);
+  w.w2 = random_array<double>(random, shape({features, keys}), -spread, spread);
+  w.b2 = random_array<double>(random, shape({features}), 0.9, 1.1);
+  return w;
+}
+
+// Rows outside every segment: NaN, so that reading one shows.
+void poison_padding(Doubles& array, const Segments& segments) {
+  if (!array.present() || array.data.empty()) return;
+  const Int batch = array.extent(0), tokens = array.extent(1);
+  const std::size_t row = array.data.size() / static_cast<std::size_t>(batch * tokens);
+  std::vector<bool> used(static_cast<std::size_t>(batch * tokens));
+  for (const Segment& s : segments.list) {
+    for (Int t = 0; t < s.length; ++t) {
+      used[static_cast<std::size_t>(s.batch * tokens + s.begin + t)] = true;
+    }
+  }
+  for (std::size_t r = 0; r < used.size(); ++r) {
+    if (used[r]) continue;
+    std::fill_n(array.data.begin() + static_cast<std::ptrdiff_t>(r * row), row,
+                std::numeric_limits<double>::quiet_NaN());
+  }
+}
+
+const std::vector<Int> kTokens{0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 1000};
+const std::vector<Int> kSizes{1, 3, 16, 24, 60, 64, 100, 128};
+
+}  // namespace
+
+std::string name_of(const LawCase& c) {
+  return fmt::format("{} T {} K {} V {} {} heads {} {} {}{}", name(kLawNames, c.law), c.tokens,
+                     c.keys, c.values, name(kLayoutNames, c.layout), name(kHeadNames, c.heads),
+                     name(kDirectionNames, c.direction), name(kDataNames, c.data),
+                     c.states ? " states" : "");
+}
+std::string name_of(const AttentionCase& c) {
+  return fmt::format("attention T {} K {} V {} {} heads {} {} window {} offset {} {}{}", c.tokens,
+                     c.keys, c.values, name(kLayoutNames, c.layout), name(kHeadNames, c.heads),
+                     c.causal ? "causal" : "full", c.window, c.offset, name(kDataNames, c.data),
+                     c.sharp ? " sharp" : "");
+}
+std::string name_of(const ConvCase& c) {
+  return fmt::format("short_conv T {} D {} W {} {}{}{}{}", c.tokens, c.channels, c.width,
+                     name(kLayoutNames, c.layout), c.silu ? " silu" : "", c.bias ? " bias" : "",
+                     c.states ? " states" : "");
+}
+
+bool is_flat(const LawCase& c) {
+  const bool normalized = c.law == Law::kIdentityNormalized || c.law == Law::kElu1Normalized ||
+                          c.law == Law::kReluNormalized || c.law == Law::kProductNormalized;
+  return normalized && (c.tokens <= 2 || c.keys == 1 || c.data != Data::kZeroMean);
+}
+// Rows of one key are exact: their gradients are 0.
+bool is_flat(const AttentionCase& c) { return c.data != Data::kZeroMean; }
+bool is_flat(const ConvCase&) { return false; }
+
+bool exists(const LawCase& c) {
+  const bool retention = c.law == Law::kRetention || c.law == Law::kDecays;
+  const bool noncausal = c.direction == Direction::kNoncausal;
+  if (retention && noncausal) return false;
+  if (noncausal && c.states) return false;
+  // A denominator that can vanish guards nothing: positive data only.
+  if (c.law == Law::kIdentityNormalized && c.data == Data::kZeroMean) return false;
+  // The mean of equal values depends on nothing: gradients would be noise alone.
+  if (is_flat(c) && c.data == Data::kConstant) return false;
+  return true;
+}
+
+Call make_call(const LawCase& c, std::uint64_t seed) {
+  Random random(seed);
+  const HeadCounts heads = head_counts(c.heads);
+  const Arrangement at = arrange(c.layout, c.tokens);
+  Recurrence a;
+  a.segments = at.segments;
+  a.q = draw(random, c.data, {at.batch, at.tokens, heads.q, c.keys});
+  a.k = draw(random, c.data, {at.batch, at.tokens, heads.k, c.keys});
+  a.v = draw(random, c.data, {at.batch, at.tokens, heads.v, c.values});
+  a.causal = c.direction != Direction::kNoncausal;
+  a.reverse = c.direction == Direction::kReverse;
+  a.scale = 1 / std::sqrt(static_cast<double>(c.keys));
+  Int features = c.keys;
+  switch (c.law) {
+    case Law::kIdentity:
+      break;
+    case Law::kIdentityNormalized:
+      a.normalize = true;
+      a.eps = 1e-10;
+      break;
+    case Law::kElu1:
+    case Law::kElu1Normalized:
+      a.map = FeatureMapKind::kElu1;
+      a.normalize = c.law == Law::kElu1Normalized;
+      a.eps = 1e-6;
+      break;
+    case Law::kReluNormalized:
+      a.map = FeatureMapKind::kRelu;
+      a.normalize = true;
+      a.eps = 1e-6;
+      break;
+    case Law::kProduct:
+      a.map = FeatureMapKind::kElementwiseProduct;
+      a.q_map = map_weights(random, {}, features, c.keys);
+      break;
+    case Law::kProductNormalized:
+      a.map = FeatureMapKind::kElementwiseProduct;
+      a.normalize = true;
+      features = c.keys + 5;
+      a.q_map = map_weights(random, {heads.q}, features, c.keys);
+      a.k_map = map_weights(random, {heads.k}, features, c.keys);
+      a.k_map.b1 = a.k_map.b2 = Doubles();  // no bias, hence sums of squares:
+      a.k_map.w2 = a.k_map.w1;
+      break;
+    case Law::kRetention:
+      a.log_decay = reference::retention_log_decay<double>(heads.v);
+      break;
+    case Law::kDecays: {
+      const double all[] = {0, -1e-5, -0.1, -20, -1000, -std::numeric_limits<double>::infinity()};
+      for (Int h = 0; h < heads.v; ++h)
+        a.log_decay.push_back(all[(seed + static_cast<std::size_t>(h)) % 6]);
+      break;
+    }
+  }
+  Call call;
+  const Int sequences = a.segments.count();
+  const double lo = c.data == Data::kZeroMean ? -1 : 0.5;
+  if (c.states) {
+    a.s0 = random_array<double>(random, {sequences, heads.v, features, c.values}, lo);
+    if (a.normalize) a.z0 = random_array<double>(random, {sequences, heads.v, features}, 0.5);
+  }
+  if (c.states && a.causal) {
+    call.d_s = draw(random, c.data, {sequences, heads.v, features, c.values});
+    if (a.normalize) call.d_z = draw(random, c.data, {sequences, heads.v, features});
+  }
+  call.d_o = draw(random, c.data, {at.batch, at.tokens, std::max(heads.q, heads.v), c.values});
+  for (Doubles* array : {&a.q, &a.k, &a.v, &call.d_o}) poison_padding(*array, a.segments);
+  call.arguments = std::move(a);
+  return call;
+}
+
+bool exists(const AttentionCase& c) { return c.offset == 0 || c.layout == Layout::kRows; }
+
+Call make_call(const AttentionCase& c, std::uint64_t seed) {
+  Random random(seed);
+  HeadCounts heads = head_counts(c.heads);
+  if (c.heads == Heads::kMoreValues) heads = head_counts(Heads::kEqual);
+  const Arrangement at = arrange(c.layout, c.tokens);
+  const Int keys = at.tokens + c.offset;
+  Attention a;
+  a.query_segments = a.key_segments = at.segments;
+  if (c.offset > 0) a.key_segments = Segments::whole(at.batch, keys);
+  a.q = draw(random, c.data, {at.batch, at.tokens, heads.q, c.keys});
+  a.k = draw(random, c.data, {at.batch, keys, heads.k, c.keys});
+  a.v = random_array<double>(random, {at.batch, keys, heads.k, c.values});
+  const auto size = static_cast<double>(c.keys);
+  a.scale = 1 / std::sqrt(size);
+  // Products of zero mean have a spread of sqrt(K) / 3, positive ones are near K.
+  if (c.sharp) a.scale = c.data == Data::kZeroMean ? 18 / std::sqrt(size) : 20 / size;
+  a.causal = c.causal;
+  a.window = c.window;
+  a.q_offset = c.offset;
+  Call call;
+  call.d_o = draw(random, Data::kZeroMean, {at.batch, at.tokens, heads.q, c.values});
+  for (Doubles* array : {&a.q, &call.d_o}) poison_padding(*array, a.query_segments);
+  for (Doubles* array : {&a.k, &a.v}) poison_padding(*array, a.key_segments);
+  call.arguments = std::move(a);
+  return call;
+}
+
+Call make_call(const ConvCase& c, std::uint64_t seed) {
+  Random random(seed);
+  const Arrangement at = arrange(c.layout, c.tokens);
+  Conv a;
+  a.segments = at.segments;
+  a.x = random_array<double>(random, {at.batch, at.tokens, c.channels});
+  a.weight = random_array<double>(random, {c.channels, c.width});
+  if (c.bias) a.bias = random_array<double>(random, {c.channels});
+  a.silu = c.silu;
+  Call call;
+  const std::vector<Int> state{a.segments.count(), c.channels, c.width};
+  if (c.states) {
+    a.s0 = random_array<double>(random, state);
+    call.d_s = random_array<double>(random, state);
+  }
+  call.d_o = random_array<double>(random, a.x.shape);
+  for (Doubles* array : {&a.x, &call.d_o}) poison_padding(*array, a.segments);
+  call.arguments = std::move(a);
+  return call;
+}
+
+namespace {
+
+LawCase recurrence_case(const Row& r) {
+  return {static_cast<Law>(r[0]),
+          kTokens[r[1]],
+          kSizes[r[2]],
+          kSizes[r[3]],
+          static_cast<Layout>(r[4]),
+          static_cast<Heads>(r[5]),
+          static_cast<Direction>(r[6]),
+          static_cast<Data>(r[7]),
+          r[8] == 1};
+}
+const std::vector<std::size_t> kRecurrenceChoices{
+    kLaws, kTokens.size(), kSizes.size(), kSizes.size(), 3, 5, 3, 3, 2};
+
+constexpr Int kWindows[] = {0, 1, 2, 16, 100};
+constexpr Int kOffsets[] = {0, 1, 70};
+const std::vector<Int> kAttentionTokens{0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 300};
+
+AttentionCase attention_case(const Row& r) {
+  return {kAttentionTokens[r[0]],   kSizes[r[1]], kSizes[r[2]],   static_cast<Layout>(r[3]),
+          static_cast<Heads>(r[4]), r[5] == 0,    kWindows[r[6]], kOffsets[r[7]],
+          static_cast<Data>(r[8]),  r[9] == 1};
+}
+const std::vector<std::size_t> kAttentionChoices{
+    kAttentionTokens.size(), kSizes.size(), kSizes.size(), 3, 5, 2, 5, 3, 2, 2};
+
+// Every choice of the first `fixed` axes, the rest at random.
+template <class Case>
+std::vector<Case> product(const std::vector<std::size_t>& choices, std::size_t fixed,
+                          Case (*make)(const Row&)) {
+  Random random(2);
+  std::vector<Case> cases;
+  Row row(choices.size());
+  while (true) {
+    do {
+      for (std::size_t a = fixed; a < row.size(); ++a) row[a] = random.bits() % choices[a];
+    } while (!exists(make(row)));
+    cases.push_back(make(row));
+    std::size_t axis = 0;
+    while (axis < fixed && ++row[axis] == choices[axis]) row[axis++] = 0;
+    if (axis == fixed) return cases;
+  }
+}
+
+}  // namespace
+
+std::vector<LawCase> recurrence_cases() {
+  std::vector<LawCase> cases;
+  const auto valid = [](const Row& r) { return exists(recurrence_case(r)); };
+  for (const Row& r : pairwise(kRecurrenceChoices, valid)) cases.push_back(recurrence_case(r));
+  return cases;
+}
+std::vector<LawCase> all_recurrence_cases() {
+  return product<LawCase>(kRecurrenceChoices, 4, recurrence_case);
+}
+
+std::vector<AttentionCase> attention_cases() {
+  std::vector<AttentionCase> cases;
+  const auto valid = [](const Row& r) { return exists(attention_case(r)); };
+  for (const Row& r : pairwise(kAttentionChoices, valid)) cases.push_back(attention_case(r));
+  return cases;
+}
+std::vector<AttentionCase> all_attention_cases() {
+  return product<AttentionCase>(kAttentionChoices, 3, attention_case);
+}
+
+std::vector<ConvCase> conv_cases() {
+  const std::vector<Int> widths{1, 2, 3, 4, 5};
+  std::vector<ConvCase> cases;
+  const auto any = [](const Row&) { return true; };
+  for (const Row& r : pairwise({kTokens.size(), kSizes.size(), widths.size(), 3, 2, 2, 2}, any)) {
+    cases.push_back({kTokens[r[0]], kSizes[r[1]], widths[r[2]], static_cast<Layout>(r[3]),
+                     r[4] == 1, r[5] == 1, r[6] == 1});
+  }
+  return cases;
+}
+
+std::vector<LawCase> recurrence_samples(Int tokens) {
+  std::vector<LawCase> cases;
+  for (std::size_t law = 0; law < kLaws; ++law) {
+    LawCase c{static_cast<Law>(law), tokens, 24, 40};
+    c.states = true;
+    c.heads = static_cast<Heads>(law % 5);
+    if (!exists(c)) c.data = Data::kNarrowPositive;
+    cases.push_back(c);
+  }
+  LawCase large{Law::kElu1Normalized, tokens, 64, 64};
+  cases.push_back(large);
+  large.law = Law::kIdentity;
+  large.states = true;
+  cases.push_back(large);
+  return cases;
+}
+
+std::vector<AttentionCase> attention_samples(Int tokens) {
+  AttentionCase causal{tokens, 24, 40};
+  AttentionCase full = causal, window = causal, grouped = causal, large = causal;
+  full.causal = false;
+  window.window = 19;
+  grouped.heads = Heads::kMoreQueries;
+  large.keys = large.values = 64;
+  return {causal, full, window, grouped, large};
+}
+
+std::vector<ConvCase> conv_samples(Int tokens) {
+  return {{tokens, 40, 4, Layout::kRows, true, true, true},
+          {tokens, 7, 3, Layout::kRows, false, false, false}};
+}
+
+}  // namespace ouzel::test
