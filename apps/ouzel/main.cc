@@ -18,20 +18,19 @@
 
 namespace ouzel::app {
 
-extern const Verb kAttendVerb;
-extern const Verb kBenchVerb;
-extern const Verb kInfoVerb;
+extern const Verb kAttendVerb, kBenchVerb, kEvalVerb, kGenerateVerb, kInfoVerb, kTrainVerb;
 
 namespace {
 
 // In the order in which --help lists them.
 constexpr const Verb* kVerbs[] = {
+    &kTrainVerb,
+    &kGenerateVerb,
+    &kEvalVerb,
     &kAttendVerb,
     &kBenchVerb,
     &kInfoVerb,
 };
-
-constexpr int kFailed = 1, kUsage = 2, kInterrupted = 130;
 
 // What parsing left over: flags that the verb does not have, arguments too many.
 void check_extras(const Verb& verb, const CLI::App& parser) {

@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <utility>
 
 #include "ouzel/error.h"
 
@@ -47,10 +49,14 @@ void CommonOptions::declare_json(CLI::App& parser) {
   parser.add_flag("--json", json, "Print one JSON object");
 }
 
-Context CommonOptions::context() const {
-  return Context({.threads = threads,
-                  .isa = isa.empty() ? default_isa() : isa_from_name(isa),
-                  .cancelled = interrupted});
+Context CommonOptions::context() const { return Context(context_options(interrupted)); }
+
+Context CommonOptions::patient_context() const { return Context(context_options({})); }
+
+ContextOptions CommonOptions::context_options(std::function<bool()> cancelled) const {
+  return {.threads = threads,
+          .isa = isa.empty() ? default_isa() : isa_from_name(isa),
+          .cancelled = std::move(cancelled)};
 }
 
 void CommonOptions::write_line(std::string line) {
@@ -100,9 +106,12 @@ void prepare_process() {
 }
 
 std::uint64_t peak_memory() {
-  struct rusage usage = {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
+  // Not getrusage, whose maximum begins with that of the process which started this one.
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::strtoull(line.c_str() + 6, nullptr, 10) * 1024;
+  }
+  return 0;
 }
 
 std::string human_bytes(std::uint64_t bytes) {

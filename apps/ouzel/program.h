@@ -21,6 +21,8 @@
 
 namespace ouzel::app {
 
+inline constexpr int kFailed = 1, kUsage = 2, kInterrupted = 130;  // exit codes
+
 // What a verb does once its arguments are parsed; the value is the program's exit code.
 using Action = std::function<int()>;
 
@@ -47,6 +49,9 @@ struct CommonOptions {
 
   // A context of these options that Ctrl-C cancels.
   Context context() const;
+  // One that it does not: for a verb whose calls must end whole and that asks `interrupted` between
+  // them.
+  Context patient_context() const;
 
   // A line for people on stderr, unless quiet.
   template <class... Args>
@@ -55,6 +60,7 @@ struct CommonOptions {
   }
 
  private:
+  ContextOptions context_options(std::function<bool()> cancelled) const;
   static void write_line(std::string line);
 };
 

@@ -1,0 +1,253 @@
+// `ouzel train`: trains a language model on the bytes of a file.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "apps/ouzel/program.h"
+#include "apps/ouzel/progress.h"
+#include "ouzel/error.h"
+#include "ouzel/model.h"
+#include "ouzel/train.h"
+#include "src/formats/files.h"
+
+namespace ouzel::app {
+namespace {
+
+constexpr std::uint64_t kMaxConfig = UINT64_C(1) << 26;
+constexpr const char* kModelType = "retnet";
+
+struct Options {
+  std::optional<std::string> model_type, config;
+  std::optional<std::int64_t> layers, dim, heads;
+  TrainOptions train;
+  bool dry_run = false;
+  CommonOptions common;
+  std::string command;  // that started this run
+};
+
+ModelConfig model_config(const Options& options) {
+  if (options.model_type && options.config) {
+    throw UsageError("--config names a model type itself: give it or --model");
+  }
+  ModelConfig config =
+      options.config
+          ? ModelConfig::from_json(read_file(*options.config, kMaxConfig), *options.config)
+          : ModelConfig::defaults(options.model_type.value_or(kModelType));
+  if (options.layers) config.num_hidden_layers = *options.layers;
+  if (options.dim) config.hidden_size = *options.dim;
+  if (options.heads) config.mixer.num_heads = *options.heads;
+  config.check();
+  return config;
+}
+
+std::string quoted(const std::string& word) {
+  constexpr std::string_view kPlain =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./=,:@%+-";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string out = "'";
+  for (char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+// The command line that the parser has seen, as a shell takes it.
+std::string command_line(const CLI::App& parser) {
+  std::string line = "ouzel train";
+  for (const CLI::Option* option : parser.get_options()) {
+    if (option->count() == 0) continue;
+    line += " --" + option->get_lnames().front();
+    if (option->get_items_expected_max() == 0) continue;  // a flag
+    for (const std::string& value : option->results()) line += " " + quoted(value);
+  }
+  return line;
+}
+
+Json to_json(const TrainPlan& plan) {
+  return {{"parameters", plan.parameters},
+          {"parameters_without_embeddings", plan.parameters_without_embeddings},
+          {"weight_bytes", plan.weight_bytes},
+          {"optimizer_bytes", plan.optimizer_bytes},
+          {"activation_bytes", plan.activation_bytes},
+          {"other_bytes", plan.other_bytes},
+          {"peak_bytes", plan.peak_bytes}};
+}
+
+std::vector<std::string> described(const TrainOptions& train, const TrainPlan& plan) {
+  const ModelConfig& model = train.model;
+  const auto tokens = train.batch * train.context * train.grad_accumulation;
+  return {
+      fmt::format("model      {}{}, {} layers of {}, {} heads", ouzel::name_of(model.mixer.kind),
+                  model.attn.empty() ? "" : " (hybrid)", model.num_hidden_layers, model.hidden_size,
+                  model.mixer.num_heads),
+      fmt::format("parameters {} ({} without embeddings)", with_commas(plan.parameters),
+                  with_commas(plan.parameters_without_embeddings)),
+      fmt::format(
+          "iteration  {} bytes: {} windows of {}{}", with_commas(tokens), train.batch,
+          train.context,
+          train.grad_accumulation == 1 ? "" : fmt::format(", {} times", train.grad_accumulation)),
+      fmt::format("memory     at most {}: weights {}, optimiser {}, activations {}, other {}",
+                  human_bytes(plan.peak_bytes), human_bytes(plan.weight_bytes),
+                  human_bytes(plan.optimizer_bytes), human_bytes(plan.activation_bytes),
+                  human_bytes(plan.other_bytes))};
+}
+
+std::string described(const TrainProgress& p) {
+  std::string text = fmt::format("{}/{}  loss {:.4f}", p.iteration, p.iterations, p.loss);
+  if (p.validation_loss >= 0) text += fmt::format("  validation {:.4f}", p.validation_loss);
+  return text + fmt::format("  {} tokens/s  {:.0f} % of peak  {} left",
+                            with_commas(static_cast<std::uint64_t>(p.tokens_per_second)),
+                            100 * p.share_of_peak, human_seconds(p.seconds_left));
+}
+
+// The last words of a run.
+int finish(const Options& options, const TrainPlan& plan, const TrainResult& result) {
+  const TrainOptions& train = options.train;
+  const bool done = result.iteration == train.iterations;
+  const auto loss_or_null = [](double loss) { return loss < 0 ? Json() : Json(loss); };
+  if (options.common.json) {
+    write_json({{"out", train.out},
+                {"model_type", ouzel::name_of(train.model.mixer.kind)},
+                {"iteration", result.iteration},
+                {"iterations", train.iterations},
+                {"loss", result.loss},
+                {"validation_loss", loss_or_null(result.validation_loss)},
+                {"best_validation_loss", loss_or_null(result.best_validation_loss)},
+                {"parameters", plan.parameters},
+                {"planned_peak_bytes", plan.peak_bytes},
+                {"peak_bytes", peak_memory()}});
+  }
+  const CommonOptions& common = options.common;
+  if (!done) {
+    common.note("interrupted after {} of {} iterations, all saved in {}; to go on:\n  {}{}",
+                result.iteration, train.iterations, train.out, options.command,
+                train.resume ? "" : " --resume");
+    return kInterrupted;
+  }
+  common.note("done       loss {:.4f}{}, {} of memory at peak", result.loss,
+              result.validation_loss < 0
+                  ? ""
+                  : fmt::format(", validation {:.4f} (best {:.4f})", result.validation_loss,
+                                result.best_validation_loss),
+              human_bytes(peak_memory()));
+  common.note("the model is in {}; to generate:\n  ouzel generate -m {} -p 'The ' -n 300",
+              train.out, quoted(train.out));
+  return 0;
+}
+
+int run(Options options) {
+  TrainOptions& train = options.train;
+  train.model = model_config(options);
+  if (train.out.empty() && !options.dry_run) {
+    throw UsageError("--out is missing: the folder that receives the model");
+  }
+  Context context = options.common.context();
+  const TrainPlan plan = plan_training(context, train);
+  if (options.dry_run) {
+    if (options.common.json) {
+      write_json(to_json(plan));
+    } else {
+      for (const std::string& line : described(train, plan)) write_out(line + '\n');
+    }
+    return 0;
+  }
+  TrainResult result;
+  {
+    Progress progress(options.common.quiet);
+    for (const std::string& line : described(train, plan)) progress.line(line);
+    // Where nothing can be redrawn, about twenty lines tell of the whole run.
+    const std::int64_t every = std::max<std::int64_t>(1, train.iterations / 20);
+    result = ouzel::train(context, train, [&](const TrainProgress& p) {
+      if (p.validation_loss >= 0 || (!progress.live() && p.iteration % every == 0)) {
+        progress.line(described(p));
+      }
+      progress.draw(p.iteration, p.iterations, described(p));
+    });
+  }
+  return finish(options, plan, result);
+}
+
+Action declare(CLI::App& parser) {
+  auto o = std::make_shared<Options>();
+  TrainOptions& t = o->train;
+  parser.add_option("-d,--data", t.data, "File to learn from; its bytes are the tokens")
+      ->type_name("FILE")
+      ->required();
+  parser
+      .add_option("-o,--out", t.out,
+                  "Folder that receives config.json, model.safetensors, the checkpoint and "
+                  "metrics.jsonl")
+      ->type_name("DIR");
+  std::vector<std::string> types;
+  for (MixerKind kind :
+       {MixerKind::kRetention, MixerKind::kLinearAttention, MixerKind::kSoftmaxAttention}) {
+    types.emplace_back(ouzel::name_of(kind));
+  }
+  parser.add_option("-m,--model", o->model_type, "Type of the model")
+      ->type_name("TYPE")
+      ->check(CLI::IsMember(types))
+      ->default_str(kModelType);
+  parser
+      .add_option("--config", o->config,
+                  "A config.json to train from new weights, in the place of --model: hybrids, and "
+                  "all that has no flag")
+      ->type_name("FILE");
+  const ModelConfig standard = ModelConfig::defaults(kModelType);
+  const auto shape_option = [&](const char* name, std::optional<std::int64_t>& value,
+                                const char* what, std::int64_t usual) {
+    parser.add_option(name, value, what)
+        ->type_name("N")
+        ->check(CLI::PositiveNumber)
+        ->default_str(fmt::format("that of --config or of the type, {} for {}", usual, kModelType));
+  };
+  shape_option("--layers", o->layers, "Layers", standard.num_hidden_layers);
+  shape_option("--dim", o->dim, "Width of the model", standard.hidden_size);
+  shape_option("--heads", o->heads, "Heads of a layer", standard.mixer.num_heads);
+  const auto option = [&](const char* name, auto& value, const char* what, const char* type) {
+    return parser.add_option(name, value, what)->type_name(type);
+  };
+  option("--context", t.context, "Bytes of a window", "N");
+  option("--batch", t.batch, "Windows that are computed together", "N");
+  option("--grad-accumulation", t.grad_accumulation, "Such batches in an iteration", "N");
+  option("--iterations", t.iterations, "Updates of the weights", "N");
+  option("--lr", t.lr, "Learning rate at its peak", "X");
+  option("--min-lr", t.min_lr, "Of the peak, at the last iteration of the cosine", "X");
+  option("--warmup", t.warmup, "Iterations until the peak", "N");
+  option("--weight-decay", t.weight_decay, "Decoupled; none on norms, biases and gates", "X");
+  option("--beta1", t.beta1, "AdamW's memory of gradients", "X");
+  option("--beta2", t.beta2, "AdamW's memory of squared gradients", "X");
+  option("--clip", t.clip, "Largest norm of the gradient; 0: any", "X");
+  option("--seed", t.seed, "Of the first weights and of the windows", "N");
+  option("--validation", t.validation, "Share of the data, at its end, that is held back", "X");
+  option("--validate-every", t.validate_every, "Iterations between validations", "N");
+  option("--checkpoint-every", t.checkpoint_every, "Iterations between checkpoints", "N");
+  parser.add_flag("--recompute", t.recompute,
+                  "Compute activations again in the backward pass: the same numbers, less memory");
+  parser.add_flag("--carry", t.carry,
+                  "Read the data in order and pass states from one window to the next");
+  parser.add_flag("--resume", t.resume,
+                  "Go on from the checkpoint in --out, if there is one, bit for bit as if the run "
+                  "had not stopped; the other options must be those of its start");
+  parser.add_flag("--dry-run", o->dry_run, "Only print the parameters and the peak of memory");
+  o->common.declare_compute(parser);
+  o->common.declare_quiet(parser);
+  o->common.declare_json(parser);
+  return [o, &parser] {
+    o->command = command_line(parser);
+    return run(*o);
+  };
+}
+
+}  // namespace
+
+extern const Verb kTrainVerb = {
+    "train", "Train a language model on the bytes of a file",
+    "ouzel train --data book.txt --out model\n"
+    "ouzel train --data book.txt --model linear_attn --layers 6 --dim 384 --heads 6 --out model\n"
+    "ouzel train --data book.txt --out model --dry-run",
+    declare};
+
+}  // namespace ouzel::app

@@ -1,0 +1,66 @@
+#include "apps/ouzel/progress.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "apps/ouzel/program.h"
+
+namespace ouzel::app {
+namespace {
+
+constexpr int kBar = 24;
+
+void put(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stderr); }
+
+std::size_t columns() {
+  struct winsize window = {};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 1;
+  return known ? window.ws_col : 80;
+}
+
+}  // namespace
+
+Progress::Progress(bool quiet) : quiet_(quiet), live_(!quiet && ::isatty(STDERR_FILENO) == 1) {}
+
+Progress::~Progress() { erase(); }
+
+void Progress::draw(std::int64_t done, std::int64_t total, const std::string& text) {
+  const auto now = std::chrono::steady_clock::now();
+  const bool due = now - last_ >= std::chrono::milliseconds(100) || done == total;
+  if (!live_ || !due) return;
+  last_ = now;
+  std::string row;
+  if (total > 0) {
+    const auto filled = static_cast<std::size_t>(kBar * std::min(done, total) / total);
+    row = fmt::format("[{:<{}}] ", std::string(filled, '='), kBar);
+  }
+  row += text;
+  row.resize(std::min(row.size(), columns() - 1));  // a wrapped line could not be drawn over
+  put("\r\x1b[K" + row);
+  drawn_ = true;
+}
+
+void Progress::line(const std::string& text) {
+  erase();
+  if (!quiet_) put(text + '\n');
+}
+
+void Progress::erase() {
+  if (drawn_) put("\r\x1b[K");
+  drawn_ = false;
+}
+
+std::string human_seconds(double seconds) {
+  const auto s = static_cast<std::int64_t>(std::llround(std::clamp(seconds, 0.0, 1e9)));
+  if (s < 60) return fmt::format("{} s", s);
+  if (s < 3600) return fmt::format("{}:{:02}", s / 60, s % 60);
+  return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+}
+
+}  // namespace ouzel::app
