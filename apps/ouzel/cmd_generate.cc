@@ -49,6 +49,14 @@ SamplingOptions sampling(const Options& options, SamplingOptions s) {
   return s;
 }
 
+SamplingOptions saved_sampling(const Options& options, const State& state) {
+  try {
+    return Generator::sampling_of(state);
+  } catch (const Error& e) {
+    throw Error(e.kind(), fmt::format("{}: {}", options.state_in, e.what()));
+  }
+}
+
 void read_prompt(const Options& options, Generator& generator) {
   const bool piped = options.file || options.prompt == "-";
   if (!piped) {
@@ -165,7 +173,8 @@ int run(const Options& options) {
   Context context = options.common.patient_context();
   const Model model = Model::load(context, options.model);
   State state = options.state_in.empty() ? model.new_state() : model.load_state(options.state_in);
-  const SamplingOptions how = sampling(options, Generator::sampling_of(state));
+  const SamplingOptions how = sampling(options, saved_sampling(options, state));
+  as_usage([&] { how.check(); });
   Generator generator(context, model, std::move(state), how);
 
   const Outcome outcome = stream(options, generator);

@@ -2,11 +2,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -21,6 +23,7 @@
 #include "src/formats/files.h"
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
+#include "src/infer/session.h"
 
 namespace ouzel::app {
 namespace {
@@ -145,18 +148,84 @@ std::string described(const Summary& sum, std::size_t tensors, const char* what)
                      what, types.empty() ? "none" : joined(types), human_bytes(sum.bytes));
 }
 
+// A state file says so in its metadata; what a generator left there is in the tensor "sampler".
+struct StateInfo {
+  std::string fingerprint;  // of the model
+  std::int64_t processed = 0;
+  Session session;
+};
+
+std::optional<StateInfo> state_info(const SafetensorsReader& reader) {
+  const auto& metadata = reader.metadata();
+  const auto format = metadata.find("format"), fingerprint = metadata.find("fingerprint"),
+             position = metadata.find("position");
+  if (format == metadata.end() || !format->second.starts_with("ouzel-state-")) return std::nullopt;
+  if (fingerprint == metadata.end() || position == metadata.end()) return std::nullopt;
+  StateInfo info{.fingerprint = fingerprint->second};
+  const std::string& text = position->second;
+  if (std::from_chars(text.data(), text.data() + text.size(), info.processed).ec != std::errc()) {
+    throw Error(ErrorKind::kBadFile,
+                fmt::format("{}: '{}' is not a position", reader.path(), printable(text)));
+  }
+  std::vector<std::uint8_t> bytes;
+  if (const NamedTensor* sampler = reader.find("sampler")) {
+    bytes.resize(sampler->bytes);
+    reader.read(*sampler, bytes.data());
+  }
+  try {
+    info.session = Session::decode(bytes, info.processed);
+  } catch (const Error& e) {
+    throw Error(e.kind(), fmt::format("{}: {}", reader.path(), e.what()));
+  }
+  return info;
+}
+
+Json to_json(const StateInfo& info) {
+  const SamplingOptions& o = info.session.options;
+  return {{"fingerprint", info.fingerprint},
+          {"position", info.session.position},
+          {"processed", info.processed},
+          {"waiting", info.session.waiting.size()},
+          {"sampling",
+           {{"temperature", o.temperature},
+            {"top_k", o.top_k},
+            {"top_p", o.top_p},
+            {"min_p", o.min_p},
+            {"repetition_penalty", o.repetition_penalty},
+            {"repetition_window", o.repetition_window},
+            {"seed", o.seed},
+            {"stop", o.stop}}}};
+}
+
+void write_state(const StateInfo& info) {
+  const SamplingOptions& o = info.session.options;
+  write_out(fmt::format(
+      "state of model {} after {} tokens ({} processed, {} waiting)\n", printable(info.fingerprint),
+      with_commas(static_cast<std::uint64_t>(info.session.position)),
+      with_commas(static_cast<std::uint64_t>(info.processed)), info.session.waiting.size()));
+  write_out(fmt::format(
+      "sampling: temperature {}, top-k {}, top-p {}, min-p {}, repetition penalty "
+      "{} over {}, seed {}\n",
+      o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty, o.repetition_window, o.seed));
+  for (const std::string& stop : o.stop) write_out(fmt::format("  stop '{}'\n", printable(stop)));
+}
+
 void show_file(const std::string& path, const CommonOptions& common) {
   const SafetensorsReader reader(path);
   const Summary sum = summarise(reader.tensors());
+  const std::optional<StateInfo> state = state_info(reader);
   if (common.json) {
-    write_json({{"file", path},
-                {"metadata", reader.metadata()},
-                {"tensors", to_json(reader.tensors())},
-                {"elements", sum.elements},
-                {"bytes", sum.bytes}});
+    Json json = {{"file", path},
+                 {"metadata", reader.metadata()},
+                 {"tensors", to_json(reader.tensors())},
+                 {"elements", sum.elements},
+                 {"bytes", sum.bytes}};
+    if (state) json["state"] = to_json(*state);
+    write_json(json);
     return;
   }
   write_out(fmt::format("{}: {}\n", path, described(sum, reader.tensors().size(), "elements")));
+  if (state) write_state(*state);
   if (!reader.metadata().empty()) write_out("metadata\n");
   for (const auto& [key, value] : reader.metadata()) {
     write_out(fmt::format("  {}: {}\n", printable(key), printable(value)));

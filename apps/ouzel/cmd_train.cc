@@ -1,4 +1,5 @@
 // `ouzel train`: trains a language model on the bytes of a file.
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -140,12 +141,13 @@ int finish(const Options& options, const TrainPlan& plan, const TrainResult& res
 
 int run(Options options) {
   TrainOptions& train = options.train;
-  train.model = model_config(options);
+  as_usage([&] { train.model = model_config(options); });
   if (train.out.empty() && !options.dry_run) {
     throw UsageError("--out is missing: the folder that receives the model");
   }
   Context context = options.common.context();
-  const TrainPlan plan = plan_training(context, train);
+  TrainPlan plan;
+  as_usage([&] { plan = plan_training(context, train); });
   if (options.dry_run) {
     if (options.common.json) {
       write_json(to_json(plan));

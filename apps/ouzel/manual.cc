@@ -81,7 +81,7 @@ std::string usage_line(const Verb& verb, const CLI::App& parser) {
     std::string part = option->get_name(true, false);
     if (!option->get_positional()) {
       if (!option->get_required()) continue;
-      part = fmt::format("{} {}", part.substr(0, part.find(',')), value_name(*option));
+      part = fmt::format("--{} {}", option->get_lnames().front(), value_name(*option));
     }
     line += option->get_required() ? " " + part : " [" + part + "]";
   }

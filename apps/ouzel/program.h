@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/context.h"
+#include "ouzel/error.h"
 #include "src/formats/json.h"
 
 namespace ouzel::app {
@@ -69,6 +70,17 @@ class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
+
+// Runs `call`, which checks what the command line said: an argument that it refuses is wrong use.
+template <class Call>
+void as_usage(Call&& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kInvalidArgument) throw;
+    throw UsageError(e.what());
+  }
+}
 
 // Whoever read our stdout has gone: the program ends quietly.
 class ClosedPipe : public std::exception {};

@@ -25,6 +25,8 @@ class Stopwatch {
   Clock::time_point begin_ = Clock::now();
 };
 
+Session decode(const State& state) { return Session::decode(state.sampler, state.position()); }
+
 }  // namespace
 
 struct Generator::Impl {
@@ -120,7 +122,7 @@ Generator::Generator(Context& context, const Model& model, State state,
                 fmt::format("generate: the state is of model {}, not of this one, {}",
                             state.fingerprint(), mine.fingerprint()));
   }
-  Session session = Session::decode(state);
+  Session session = decode(state);
   state.sampler.clear();
   if (session.options.stop != options.stop) {
     // What was held back for the old stop texts is text like any other now.
@@ -134,11 +136,9 @@ Generator::~Generator() = default;
 Generator::Generator(Generator&&) noexcept = default;
 Generator& Generator::operator=(Generator&&) noexcept = default;
 
-SamplingOptions Generator::sampling_of(const State& state) {
-  return Session::decode(state).options;
-}
+SamplingOptions Generator::sampling_of(const State& state) { return decode(state).options; }
 
-std::int64_t Generator::position_of(const State& state) { return Session::decode(state).position; }
+std::int64_t Generator::position_of(const State& state) { return decode(state).position; }
 
 void Generator::read(std::string_view text) {
   if (!text.empty()) impl_->certain += impl_->stop.take_held();

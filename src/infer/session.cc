@@ -114,11 +114,11 @@ std::vector<std::uint8_t> Session::encode() const {
   return writer.take();
 }
 
-Session Session::decode(const State& state) {
+Session Session::decode(std::span<const std::uint8_t> bytes, std::int64_t position) {
   Session s;
-  s.position = state.position();
-  if (state.sampler.empty()) return s;
-  Reader reader(state.sampler);
+  s.position = position;
+  if (bytes.empty()) return s;
+  Reader reader(bytes);
   std::uint32_t magic = 0, version = 0, stops = 0;
   reader.get(magic);
   reader.get(version);
@@ -153,10 +153,10 @@ Session Session::decode(const State& state) {
     damaged(e.what());
   }
   const auto waiting = static_cast<std::int64_t>(s.waiting.size());
-  if (s.position != state.position() + waiting ||
-      waiting > Generator::kChunk - state.position() % Generator::kChunk) {
+  if (s.position != position + waiting ||
+      waiting > Generator::kChunk - position % Generator::kChunk) {
     damaged(fmt::format("it is of position {} with {} tokens waiting, the state of position {}",
-                        s.position, waiting, state.position()));
+                        s.position, waiting, position));
   }
   return s;
 }

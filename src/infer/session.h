@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,9 +20,9 @@ struct Session {
 
   // The same number of bytes for the same options, but for the texts.
   std::vector<std::uint8_t> encode() const;
-  // Of a state. Throws Error(kBadFile) if the bytes are damaged or of another position. A state
-  // without bytes came from no generator: default options, nothing waiting.
-  static Session decode(const State& state);
+  // Of a state at `position`. Throws Error(kBadFile) if the bytes are damaged or of another
+  // position. A state without bytes came from no generator: default options, nothing waiting.
+  static Session decode(std::span<const std::uint8_t> bytes, std::int64_t position);
 };
 
 }  // namespace ouzel
