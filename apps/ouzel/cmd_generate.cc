@@ -28,7 +28,8 @@ struct Options {
   std::optional<double> temperature, top_p, min_p, repetition_penalty;
   std::optional<std::int64_t> top_k, repetition_window;
   std::optional<std::uint64_t> seed;
-  std::optional<std::vector<std::string>> stop;
+  std::vector<std::string> stop;
+  bool stop_given = false;
   std::string state_in, state_out;
   CommonOptions common;
 };
@@ -44,8 +45,10 @@ SamplingOptions sampling(const Options& options, SamplingOptions s) {
   set(s.repetition_penalty, options.repetition_penalty);
   set(s.repetition_window, options.repetition_window);
   set(s.seed, options.seed);
-  set(s.stop, options.stop);
-  std::erase(s.stop, "");  // --stop '' takes back those of the state
+  if (options.stop_given) {
+    s.stop = options.stop;
+    std::erase(s.stop, "");  // --stop '' takes back those of the state
+  }
   return s;
 }
 
@@ -218,12 +221,14 @@ Action declare(CLI::App& parser) {
                   defaults.repetition_window, "N");
   sampling_option("--seed", o->seed, "Of the draws: equal seeds give equal texts", defaults.seed,
                   "N");
-  parser
-      .add_option("--stop", o->stop,
-                  "End when this text has been generated, and leave it out; may be given several "
-                  "times; '' takes back those of the state")
-      ->type_name("TEXT")
-      ->allow_extra_args(false);
+  const CLI::Option* stop =
+      parser
+          .add_option("--stop", o->stop,
+                      "End when this text has been generated, and leave it out; may be given "
+                      "several times; '' takes back those of the state")
+          ->type_name("TEXT")
+          ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+          ->allow_extra_args(false);
   parser
       .add_option("--state-in", o->state_in,
                   "Go on from this state, as if generation had never stopped: what is not given "
@@ -237,7 +242,10 @@ Action declare(CLI::App& parser) {
   o->common.declare_compute(parser);
   o->common.declare_quiet(parser);
   o->common.declare_json(parser);
-  return [o] { return run(*o); };
+  return [o, stop] {
+    o->stop_given = stop->count() != 0;
+    return run(*o);
+  };
 }
 
 }  // namespace

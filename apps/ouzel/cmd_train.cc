@@ -62,7 +62,7 @@ std::string command_line(const CLI::App& parser) {
     if (option->count() == 0) continue;
     line += " --" + option->get_lnames().front();
     if (option->get_items_expected_max() == 0) continue;  // a flag
-    for (const std::string& value : option->results()) line += " " + quoted(value);
+    for (const std::string& value : option->reduced_results()) line += " " + quoted(value);
   }
   return line;
 }

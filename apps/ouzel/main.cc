@@ -24,12 +24,7 @@ namespace {
 
 // In the order in which --help lists them.
 constexpr const Verb* kVerbs[] = {
-    &kTrainVerb,
-    &kGenerateVerb,
-    &kEvalVerb,
-    &kAttendVerb,
-    &kBenchVerb,
-    &kInfoVerb,
+    &kTrainVerb, &kGenerateVerb, &kEvalVerb, &kAttendVerb, &kBenchVerb, &kInfoVerb,
 };
 
 // What parsing left over: flags that the verb does not have, arguments too many.

@@ -134,6 +134,7 @@ std::string roff(std::string_view text) {
 ParsedVerb make_parser(const Verb& verb) {
   auto parser = std::make_unique<CLI::App>(verb.summary, std::string("ouzel ") + verb.name);
   parser->option_defaults()->always_capture_default();
+  parser->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   parser->set_help_flag("-h,--help", "Print this help");
   parser->allow_extras();  // main names them with their nearest relatives
   Action action = verb.declare(*parser);

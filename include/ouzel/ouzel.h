@@ -3,7 +3,9 @@
 
 #include "ouzel/context.h"
 #include "ouzel/error.h"
+#include "ouzel/evaluate.h"
 #include "ouzel/feature_map.h"
+#include "ouzel/generate.h"
 #include "ouzel/linear_attention.h"
 #include "ouzel/model.h"
 #include "ouzel/recurrence.h"

@@ -125,7 +125,8 @@ void State::save(const std::string& path) const {
   write_safetensors(path, tensors,
                     {{"format", kFormat},
                      {"fingerprint", layout_->fingerprint},
-                     {"position", std::to_string(position_)},
+                     // In as many digits at any position: the file has one size.
+                     {"position", fmt::format("{:016}", position_)},
                      {"layout",
                       "s [head, key, value], z [head, key], conv [channel, tap], "
                       "k and v [token, head, size]"}});

@@ -1,0 +1,526 @@
+#!/usr/bin/env python3
+"""train, generate and eval from outside: kills and interrupts at random moments, pipes in any pieces,
+states saved and gone on from, full disks, closed pipes, files of others.
+
+usage: language_model_test.py PATH_OF_OUZEL
+"""
+
+import base64
+import json
+import os
+import random
+import re
+import resource
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+OUZEL = ""
+SHARED = None  # a folder with a text and a small model trained on it
+
+SHAPE = ["--layers", 2, "--dim", 32, "--heads", 2]
+RUN = ["--context", 32, "--batch", 2, "--warmup", 4, "--lr", 0.01]
+
+
+def setUpModule():
+    global SHARED
+    SHARED = Path(tempfile.mkdtemp(prefix="ouzel-model-"))
+    rng = random.Random(1)
+    words = "in the beginning god created heaven and earth light day night waters".split()
+    text = ""
+    while len(text) < 20000:
+        text += " ".join(rng.choices(words, k=rng.randint(3, 9))) + rng.choice([".\n", ", ", "; "])
+    (SHARED / "text").write_text(text)
+    check("train", "--data", SHARED / "text", "--out", SHARED / "model", *SHAPE, *RUN,
+          "--iterations", 60)
+
+
+def tearDownModule():
+    shutil.rmtree(SHARED)
+
+
+def arguments(parts):
+    return [OUZEL, *map(str, parts)]
+
+
+def run(*parts, **options):
+    """The finished process; its output is bytes."""
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    if "input" not in options:
+        options.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.run(arguments(parts), timeout=60, check=False, **options)
+
+
+def check(*parts, **options):
+    """stdout of a process that must succeed."""
+    process = run(*parts, **options)
+    if process.returncode != 0:
+        raise AssertionError(f"{parts}: {process.returncode}: {process.stderr.decode()}")
+    return process.stdout
+
+
+def limit_files_to(size):
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+class ModelTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="ouzel-model-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.text = SHARED / "text"
+        self.model = SHARED / "model"
+
+    def assert_fails(self, process, code, *parts):
+        stderr = process.stderr.decode()
+        self.assertEqual(process.returncode, code, stderr)
+        self.assertEqual(process.stdout, b"")
+        for part in parts:
+            self.assertIn(str(part), stderr)
+
+    def generate(self, *parts, **options):
+        return check("generate", "-m", self.model, "-q", *parts, **options)
+
+
+WILD = ["--temperature", 1.1, "--top-k", 60, "--top-p", 0.97, "--min-p", 0.001,
+        "--repetition-penalty", 1.1, "--seed", 11]
+
+
+class Generate(ModelTest):
+    def test_a_resumed_text_is_the_unbroken_one(self):
+        whole, part = self.folder / "whole", self.folder / "part"
+        text = self.generate("-p", "in the ", "-n", 40, *WILD, "--state-out", whole)
+        self.assertEqual(len(text), 40)
+        for split in (0, 1, 17, 40):
+            # With its options repeated, and without: they are in the state.
+            for again in ([], WILD):
+                first = self.generate("-p", "in the ", "-n", split, *WILD, "--state-out", part)
+                second = self.generate("--state-in", part, "-n", 40 - split, *again,
+                                       "--state-out", part)
+                self.assertEqual(first + second, text)
+                self.assertEqual(part.read_bytes(), whole.read_bytes())
+        self.assertNotEqual(self.generate("-p", "in the ", "-n", 40, *WILD, "--seed", 12), text)
+
+    def test_a_prompt_may_come_in_any_pieces(self):
+        prompt = self.text.read_bytes()[:1300]
+        whole, part = self.folder / "whole", self.folder / "part"
+        text = self.generate("-p", prompt.decode(), "-n", 30, "--state-out", whole)
+        self.assertEqual(self.generate("-f", self.text, "-n", 0), b"")
+        for sizes in ([1300], [1, 1, 510, 1, 700, 87], [600, 700]):
+            with subprocess.Popen(
+                    arguments(["generate", "-m", self.model, "-q", "-p", "-", "-n", 30,
+                               "--state-out", part]),
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+                at = 0
+                for size in sizes:
+                    process.stdin.write(prompt[at:at + size])
+                    process.stdin.flush()
+                    at += size
+                    time.sleep(0.02)
+                process.stdin.close()
+                self.assertEqual(process.stdout.read(), text, sizes)
+                self.assertEqual(process.wait(), 0)
+            self.assertEqual(part.read_bytes(), whole.read_bytes(), sizes)
+        # Over several runs, too.
+        self.generate("-p", prompt[:400].decode(), "-n", 0, "--state-out", part)
+        self.generate("--state-in", part, "-p", prompt[400:900].decode(), "-n", 0,
+                      "--state-out", part)
+        self.assertEqual(self.generate("--state-in", part, "-p", prompt[900:].decode(), "-n", 30,
+                                       "--state-out", part), text)
+        self.assertEqual(part.read_bytes(), whole.read_bytes())
+
+    def test_memory_and_the_state_do_not_grow_with_what_is_read(self):
+        peaks, sizes = [], []
+        for size in (1, 2000, 60000):
+            state = self.folder / "state"
+            told = json.loads(check("generate", "-m", self.model, "-p", "-", "-n", 1, "--json",
+                                    "--state-out", state, input=b"x" * size))
+            self.assertEqual(told["position"], size + 1)
+            peaks.append(told["peak_bytes"])
+            sizes.append(state.stat().st_size)
+        self.assertLess(peaks[2] - peaks[1], 1 << 20)
+        self.assertEqual(sizes[0], sizes[1])
+        self.assertEqual(sizes[0], sizes[2])
+
+    def test_greedy_text_does_not_depend_on_seed_or_threads(self):
+        text = self.generate("-p", "god ", "-n", 60, "--temperature", 0, "--seed", 1, "-t", 1)
+        self.assertEqual(text, self.generate("-p", "god ", "-n", 60, "--temperature", 0, "--seed",
+                                             2, "-t", 2))
+        self.assertRegex(text, rb"[a-z]")
+
+    def test_bytes_are_streamed_and_a_closed_pipe_ends_it_quietly(self):
+        state = self.folder / "state"
+        with subprocess.Popen(
+                arguments(["generate", "-m", self.model, "-p", "in", "-n", 10**9, "--seed", 3,
+                           "--state-out", state]),
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            first = os.read(process.stdout.fileno(), 1)
+            self.assertIsNone(process.poll())
+            first += process.stdout.read(99)
+            process.stdout.close()
+            process.stderr.read()
+            self.assertEqual(process.wait(timeout=20), 0)
+        self.assertEqual(first, self.generate("-p", "in", "-n", 100, "--seed", 3))
+        self.assertTrue(state.exists())
+
+    def test_an_interrupt_saves_the_state(self):
+        state = self.folder / "state"
+        with subprocess.Popen(
+                arguments(["generate", "-m", self.model, "-p", "in", "-n", 10**9, "--seed", 4,
+                           "--state-out", state]),
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            first = process.stdout.read(50)
+            process.send_signal(signal.SIGINT)
+            first += process.stdout.read()
+            process.stderr.read()
+            self.assertEqual(process.wait(timeout=20), 130)
+        second = self.generate("--state-in", state, "-n", 20)
+        self.assertEqual(first + second,
+                         self.generate("-p", "in", "-n", len(first) + 20, "--seed", 4))
+
+    def test_an_interrupt_while_a_pipe_is_silent(self):
+        state = self.folder / "state"
+        with subprocess.Popen(
+                arguments(["generate", "-m", self.model, "-q", "-p", "-", "--state-out", state]),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            process.stdin.write(b"in the beginning")
+            process.stdin.flush()
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(timeout=20), 130)
+            self.assertEqual(process.stdout.read(), b"")
+        told = json.loads(check("info", state, "--json"))["state"]
+        self.assertEqual(told["position"], 16)
+        self.assertEqual(self.generate("--state-in", state, "-n", 20),
+                         self.generate("-p", "in the beginning", "-n", 20))
+
+    def test_a_full_disk_leaves_the_old_state(self):
+        state = self.folder / "state"
+        self.generate("-p", "in", "-n", 0, "--state-out", state)
+        before = state.read_bytes()
+        process = run("generate", "-m", self.model, "-q", "-p", "x", "-n", 0, "--state-out", state,
+                      preexec_fn=limit_files_to(2000))
+        self.assert_fails(process, 1, state)
+        self.assertEqual(state.read_bytes(), before)
+        self.assertEqual(os.listdir(self.folder), ["state"])
+
+    def test_stop_texts(self):
+        text = self.generate("-p", "in", "-n", 80, "--seed", 5)
+        stop = text[30:33].decode()
+        cut = text[:text.index(stop.encode())]
+        self.assertEqual(self.generate("-p", "in", "-n", 80, "--seed", 5, "--stop", stop), cut)
+        self.assertEqual(self.generate("-p", "in", "-n", 80, "--seed", 5, "--stop", "%%", "--stop",
+                                       stop), cut)
+        state = self.folder / "state"
+        for split in (31, 32):
+            first = self.generate("-p", "in", "-n", split, "--seed", 5, "--stop", stop,
+                                  "--state-out", state)
+            self.assertEqual(first + self.generate("--state-in", state, "-n", 50), cut)
+            rest = self.generate("--state-in", state, "-n", 80 - split, "--stop", "")
+            self.assertEqual(first + rest, text)
+
+    def test_json(self):
+        told = json.loads(check("generate", "-m", self.model, "-p", "in ", "-n", 30, "--seed", 6,
+                                "--json"))
+        text = self.generate("-p", "in ", "-n", 30, "--seed", 6)
+        self.assertEqual(base64.b64decode(told["base64"]), text)
+        self.assertEqual(told["text"], text.decode(errors="replace"))
+        self.assertEqual((told["finish"], told["prompt_tokens"], told["generated_tokens"]),
+                         ("length", 3, 30))
+        for key in ("prompt_tokens_per_second", "generated_tokens_per_second", "state_bytes",
+                    "peak_bytes"):
+            self.assertGreater(told[key], 0)
+        # A hot model says bytes that are not UTF-8.
+        told = json.loads(check("generate", "-m", self.model, "-p", "x", "-n", 64, "--temperature",
+                                1000, "--json"))
+        self.assertEqual(len(base64.b64decode(told["base64"])), 64)
+
+    def test_statistics_go_to_stderr(self):
+        process = run("generate", "-m", self.model, "-p", "in ", "-n", 10)
+        self.assertEqual(len(process.stdout), 10)
+        for part in (r"prompt +3 tokens, \d+ tokens/s", r"generated +10 tokens, \d+ tokens/s",
+                     r"state +\S+ \S+ after 13 tokens", r"memory +\S+ MiB"):
+            self.assertRegex(process.stderr.decode(), part)
+
+    def test_an_empty_prompt_is_a_line_break_and_none_is_wrong_use(self):
+        text = self.generate("-p", "", "-n", 20)
+        self.assertEqual(text, self.generate("-p", "\n", "-n", 20))
+        self.assertEqual(text, self.generate("-p", "-", "-n", 20))
+        self.assertEqual(text, self.generate("-f", os.devnull, "-n", 20))
+        self.assert_fails(run("generate", "-m", self.model), 2, "--state-in")
+        self.assert_fails(run("generate", "-m", self.model, "-p", "x", "-f", "y"), 2, "-p and -f")
+        self.assert_fails(run("generate", "-p", "x"), 2, "--model")
+        for flag, value in (("--temperature", -1), ("--top-p", 2), ("--top-k", -3), ("-n", -1),
+                            ("--seed", "x"), ("--repetition-penalty", 0)):
+            self.assert_fails(run("generate", "-m", self.model, "-p", "x", flag, value), 2)
+        self.assert_fails(run("generate", "-m", self.model, "-f", self.folder / "none"), 1,
+                          "No such file")
+        self.assert_fails(run("generate", "-m", self.folder, "-p", "x"), 1, self.folder)
+
+    def test_foreign_and_damaged_states_are_refused(self):
+        state = self.folder / "state"
+        self.generate("-p", "in", "-n", 3, "--state-out", state)
+        check("train", "--data", self.text, "--out", self.folder / "other", *SHAPE, *RUN,
+              "--iterations", 1, "--seed", 2, "-q")
+        other = self.folder / "other"
+        process = run("generate", "-m", other, "--state-in", state, "-n", 3)
+        mine = json.loads(check("info", state, "--json"))["state"]["fingerprint"]
+        check("generate", "-m", other, "-p", "x", "-n", 0, "-q", "--state-out",
+              self.folder / "others")
+        theirs = json.loads(check("info", self.folder / "others", "--json"))["state"]["fingerprint"]
+        self.assertNotEqual(mine, theirs)
+        self.assert_fails(process, 1, state, mine, theirs)
+
+        whole = state.read_bytes()
+        sampler = whole.index(b"OZSS")
+        for name, content in (("cut", whole[:-1]), ("empty", b""), ("text", b"in the beginning"),
+                              ("format", whole.replace(b"ouzel-state-1", b"ouzel-state-9")),
+                              ("model", (self.model / "model.safetensors").read_bytes()),
+                              ("sampler", whole[:sampler] + b"\xff" * 60 + whole[sampler + 60:])):
+            with self.subTest(name):
+                (self.folder / name).write_bytes(content)
+                self.assert_fails(run("generate", "-m", self.model, "--state-in",
+                                      self.folder / name, "-n", 3), 1, self.folder / name)
+
+    def test_info_shows_a_state(self):
+        state = self.folder / "state"
+        self.generate("-p", "in the beginning", "-n", 4, "--top-k", 7, "--stop", "%%",
+                      "--state-out", state)
+        told = json.loads(check("info", state, "--json"))["state"]
+        self.assertEqual((told["position"], told["processed"], told["waiting"]), (20, 19, 1))
+        self.assertEqual((told["sampling"]["top_k"], told["sampling"]["stop"]), (7, ["%%"]))
+        shown = check("info", state).decode()
+        for part in (told["fingerprint"], "after 20 tokens (19 processed, 1 waiting)", "top-k 7",
+                     "stop '%%'"):
+            self.assertIn(part, shown)
+
+
+class Eval(ModelTest):
+    def evaluate(self, *parts, **options):
+        return json.loads(check("eval", "-m", self.model, "-q", "--json", *parts, **options))
+
+    def test_files_and_pipes_give_the_same_numbers(self):
+        data = self.text.read_bytes()[:5000]
+        part = self.folder / "part"
+        part.write_bytes(data)
+        losses, logits = self.folder / "losses", self.folder / "logits"
+        told = self.evaluate("--data", part, "--window", 100, "--losses-out", losses,
+                             "--logits-out", logits)
+        self.assertEqual((told["tokens"], told["window"]), (5000, 100))
+        values = struct.unpack("<4999f", losses.read_bytes())
+        self.assertAlmostEqual(sum(values) / 4999 / 0.6931471805599453,
+                               told["bits_per_byte_carried"], places=6)
+        self.assertEqual(logits.stat().st_size, 256 * 4)
+        self.assertLess(told["bits_per_byte"], 4)
+        for threads, step in ((1, 5000), (2, 999)):
+            with subprocess.Popen(
+                    arguments(["eval", "-m", self.model, "-q", "--json", "--data", "-", "--window",
+                               100, "-t", threads, "--losses-out", self.folder / "again"]),
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+                for at in range(0, 5000, step):
+                    process.stdin.write(data[at:at + step])
+                    process.stdin.flush()
+                    time.sleep(0.01)
+                process.stdin.close()
+                again = json.loads(process.stdout.read())
+            for key in ("tokens", "bits_per_byte", "bits_per_byte_carried"):
+                self.assertEqual(again[key], told[key])
+            self.assertEqual((self.folder / "again").read_bytes(), losses.read_bytes())
+
+    def test_both_numbers_are_labelled(self):
+        shown = check("eval", "-m", self.model, "--data", self.text).decode()
+        self.assertRegex(shown, r"windows of 256 +\d\.\d+ bits per byte\n"
+                                r"state carried +\d\.\d+ bits per byte\n$")
+        self.assertNotIn("bits_per_byte_carried", self.evaluate("--data", self.text, "--no-carry"))
+
+    def test_short_data(self):
+        empty, one = self.folder / "empty", self.folder / "one"
+        empty.write_bytes(b"")
+        one.write_bytes(b"x")
+        self.assert_fails(run("eval", "-m", self.model, "--data", empty), 1, empty, "empty")
+        losses, logits = self.folder / "losses", self.folder / "logits"
+        told = self.evaluate("--data", one, "--losses-out", losses, "--logits-out", logits)
+        self.assertEqual((told["bits_per_byte"], told["bits_per_byte_carried"]), (None, None))
+        self.assertEqual((losses.stat().st_size, logits.stat().st_size), (0, 1024))
+        self.assertIn(b"nothing to predict", check("eval", "-m", self.model, "--data", one))
+
+    def test_wrong_use(self):
+        self.assert_fails(run("eval", "-m", self.model, "--data", self.text, "--window", 0), 2)
+        self.assert_fails(run("eval", "-m", self.model, "--data", self.text, "--no-carry",
+                              "--losses-out", self.folder / "x"), 2, "--no-carry")
+        self.assert_fails(run("eval", "-m", self.model, "--data", self.folder / "none"), 1, "none")
+        process = run("eval", "-m", self.model, "-q", "--data", self.text, "--losses-out",
+                      self.folder / "x", preexec_fn=limit_files_to(2000))
+        self.assert_fails(process, 1, self.folder / "x")
+        self.assertEqual(os.listdir(self.folder), [])
+
+
+class Train(ModelTest):
+    def train(self, out, *parts):
+        return ["train", "--data", self.text, "--out", out, *SHAPE, *RUN, "--validate-every", 7,
+                "--checkpoint-every", 5, *parts]
+
+    def results(self, out):
+        return [(out / name).read_bytes() for name in ("model.safetensors", "metrics.jsonl")]
+
+    def test_killed_at_random_moments_it_ends_the_same(self):
+        options = ["--iterations", 120, "--grad-accumulation", 2, "-q"]
+        begin = time.monotonic()
+        check(*self.train(self.folder / "whole", *options))
+        duration = time.monotonic() - begin
+        rng, kills = random.Random(), 0
+        for attempt in range(60):
+            with subprocess.Popen(arguments(self.train(self.folder / "killed", *options,
+                                                       "--resume"))) as process:
+                try:
+                    # A start takes a while itself; later attempts are allowed more.
+                    code = process.wait(rng.uniform(0.02, (0.2 + 0.03 * attempt) * duration))
+                    self.assertEqual(code, 0)
+                    break
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    kills += 1
+        self.assertGreater(kills, 0)
+        self.assertEqual(self.results(self.folder / "killed"), self.results(self.folder / "whole"))
+        names = sorted(os.listdir(self.folder / "killed"))
+        for name in ("config.json", "metrics.jsonl", "model.safetensors", "training.safetensors"):
+            self.assertIn(name, names)
+
+    def test_an_interrupt_saves_and_says_how_to_go_on(self):
+        options = ["--iterations", 150, "-t", 1]
+        check(*self.train(self.folder / "whole", *options, "-q"))
+        out = self.folder / "a folder"
+        with subprocess.Popen(arguments(self.train(out, *options)), stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE) as process:
+            for line in process.stderr:
+                if b"/150  loss" in line:
+                    break
+            process.send_signal(signal.SIGINT)
+            said = process.stderr.read().decode()
+            self.assertEqual(process.wait(timeout=20), 130)
+        self.assertRegex(said, r"interrupted after \d+ of 150 iterations")
+        command = shlex.split(said.splitlines()[-1])
+        self.assertEqual((command[0], command[-1]), ("ouzel", "--resume"))
+        check(*command[1:])
+        self.assertEqual(self.results(out), self.results(self.folder / "whole"))
+        # Once more there is nothing to do.
+        check(*command[1:])
+        self.assertEqual(self.results(out), self.results(self.folder / "whole"))
+        # Other options are not those of the run.
+        process = run(*command[1:], "--lr", 0.02)
+        self.assert_fails(process, 1, "lr", 0.02)
+
+    def test_threads_recomputation_and_checkpoints_do_not_matter(self):
+        options = ["--iterations", 12, "-q"]
+        check(*self.train(self.folder / "one", *options, "-t", 1))
+        check(*self.train(self.folder / "two", *options, "-t", 2, "--recompute",
+                          "--checkpoint-every", 100))
+        self.assertEqual(self.results(self.folder / "one"), self.results(self.folder / "two"))
+
+    def test_carried_states_survive_a_resume(self):
+        options = ["--iterations", 14, "--carry", "-q"]
+        check(*self.train(self.folder / "whole", *options))
+        process = run(*self.train(self.folder / "part", *options),
+                      preexec_fn=limit_files_to(10**9))
+        self.assertEqual(process.returncode, 0)
+        with subprocess.Popen(arguments(self.train(self.folder / "part", *options))) as process:
+            time.sleep(0.05)
+            process.kill()
+        check(*self.train(self.folder / "part", *options, "--resume"))
+        self.assertEqual(self.results(self.folder / "whole"), self.results(self.folder / "part"))
+
+    def test_a_full_disk_leaves_the_last_checkpoint(self):
+        out = self.folder / "out"
+        check(*self.train(self.folder / "whole", "--iterations", 20, "-q"))
+        process = run(*self.train(out, "--iterations", 20, "-q"),
+                      preexec_fn=limit_files_to(100 * 1000))
+        self.assert_fails(process, 1, out)
+        self.assertFalse((out / "training.safetensors").exists())
+        check(*self.train(out, "--iterations", 20, "-q", "--resume"))
+        self.assertEqual(self.results(out), self.results(self.folder / "whole"))
+        before = self.results(out)
+        process = run(*self.train(out, "--iterations", 20, "-q"),
+                      preexec_fn=limit_files_to(100 * 1000))
+        self.assertEqual(process.returncode, 1)
+        self.assertEqual(self.results(out)[0], before[0])
+
+    def test_what_it_says(self):
+        process = run(*self.train(self.folder / "out", "--iterations", 20))
+        said = process.stderr.decode()
+        self.assertEqual((process.returncode, process.stdout), (0, b""))
+        self.assertNotIn("\r", said)
+        for part in (r"model +retnet, 2 layers of 32, 2 heads", r"parameters [\d,]+",
+                     r"memory +at most", r"20/20  loss \d\.\d+  validation \d\.\d+ .*tokens/s",
+                     r"% of peak", r"ouzel generate -m \S+/out -p"):
+            self.assertRegex(said, part)
+        lines = (self.folder / "out" / "metrics.jsonl").read_text().splitlines()
+        self.assertEqual([json.loads(line)["iteration"] for line in lines], list(range(1, 21)))
+        told = json.loads(check(*self.train(self.folder / "out", "--iterations", 20, "-q",
+                                            "--json")))
+        self.assertEqual((told["iteration"], told["iterations"]), (20, 20))
+        self.assertLess(told["peak_bytes"], told["planned_peak_bytes"])
+
+    def test_a_dry_run_plans(self):
+        shape = ["--layers", 3, "--dim", 96, "--context", 128, "--batch", 8]
+        data = ["train", "--data", self.text]
+        told = json.loads(check(*data, *shape, "--dry-run", "--json"))
+        self.assertEqual(told["peak_bytes"], sum(told[key] for key in (
+            "weight_bytes", "optimizer_bytes", "activation_bytes", "other_bytes")))
+        self.assertIn(f"{told['parameters']:,}".encode(), check(*data, *shape, "--dry-run"))
+        less = json.loads(check(*data, *shape, "--dry-run", "--json", "--recompute"))
+        self.assertLess(less["peak_bytes"], told["peak_bytes"])
+        ran = json.loads(check(*data, *shape, "--iterations", 2, "--out", self.folder / "out",
+                               "--json", "-q"))
+        self.assertEqual(ran["parameters"], told["parameters"])
+        self.assertEqual(ran["planned_peak_bytes"], told["peak_bytes"])
+        self.assertLess(ran["peak_bytes"], told["peak_bytes"])
+        self.assertFalse((self.folder / "none").exists())
+
+    def test_a_hybrid_by_its_configuration(self):
+        config = self.folder / "config.json"
+        config.write_text(json.dumps({
+            "model_type": "linear_attn", "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 2,
+            "vocab_size": 256, "intermediate_size": 64,
+            "attn": {"layers": [1], "num_heads": 2}}))
+        process = run("train", "--data", self.text, "--config", config, *RUN, "--iterations", 3,
+                      "--out", self.folder / "out")
+        self.assertEqual(process.returncode, 0, process.stderr)
+        self.assertIn("linear_attn (hybrid), 3 layers of 32", process.stderr.decode())
+        text = check("generate", "-m", self.folder / "out", "-p", "in", "-n", 9, "-q")
+        self.assertEqual(len(text), 9)
+        self.assert_fails(run("train", "--data", self.text, "--config", config, "--model", "retnet",
+                              "--out", self.folder / "out"), 2, "--config")
+        config.write_text('{"model_type": "mamba"}')
+        self.assert_fails(run("train", "--data", self.text, "--config", config, "--out",
+                              self.folder / "out"), 1, "config.json", "mamba")
+
+    def test_wrong_use(self):
+        empty, tiny = self.folder / "empty", self.folder / "tiny"
+        empty.write_bytes(b"")
+        tiny.write_bytes(b"in the beginning")
+        out = self.folder / "out"
+        self.assert_fails(run("train", "--data", empty, "--out", out), 1, empty)
+        self.assert_fails(run("train", "--data", tiny, "--out", out), 1, tiny, "256")
+        self.assert_fails(run("train", "--data", self.folder / "none", "--out", out), 1, "none")
+        self.assert_fails(run("train", "--data", self.text), 2, "--out")
+        self.assert_fails(run("train", "--out", out), 2, "--data")
+        self.assertFalse(out.exists())
+        common = ["train", "--data", self.text, "--out", out]
+        self.assert_fails(run(*common, "--model", "retnot"), 2, "--model", "retnet")
+        self.assert_fails(run(*common, "--iteratons", 3), 2, "did you mean '--iterations'?")
+        self.assert_fails(run(*common, "--dim", 33, "--heads", 2), 2, "33")
+        self.assert_fails(run(*common, "--lr", -1), 2, "lr")
+        self.assert_fails(run(*common, "--batch", 0), 2, "batch")
+        self.assertFalse(out.exists())
+
+
+if __name__ == "__main__":
+    OUZEL = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
