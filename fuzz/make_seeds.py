@@ -35,12 +35,6 @@ SEEDS = {
                                "matrix": ("F16", [2, 3])}, {"op": "gla", "scale": "0.5"}),
         "cut": safetensors({"w": ("F32", [4])})[:-1],
     },
-    "config_fuzz": {
-        model: json.dumps({"model_type": model, "vocab_size": 256, "hidden_size": 64,
-                           "num_hidden_layers": 2, "num_heads": 4, "expand_k": 0.5, "window_size": 8,
-                           "attn": {"layers": [1], "num_heads": 2}}).encode()
-        for model in ("transformer", "linear_attn", "retnet")
-    },
     "json_fuzz": {
         "values": b'{"a":[1,-2,0.5e3,true,false,null],"b":{"c":"\\u00e9\\n"}}',
         "deep": b"[" * 63 + b"]" * 63,

@@ -8,6 +8,9 @@
 //
 //     keyed    [blocks of 8 keys][64 tokens][16]: the 8 that are read (q), then the 8 written (k)
 //     slabbed  [slabs of 32 values][64 tokens][32]
+//              (both with a cache line between the blocks: packing writes a row into all blocks,
+//              and lines a multiple of 4 KiB apart would drive each other out of the first-level
+//              cache)
 //     state    [slabs of 32 values][keys, a multiple of 8][32]
 #pragma once
 
@@ -21,6 +24,8 @@ inline constexpr std::int64_t kChunk = 64;
 inline constexpr std::int64_t kKeyBlock = 8;
 inline constexpr std::int64_t kKeyedPitch = 2 * kKeyBlock;
 inline constexpr std::int64_t kSlab = 32;
+inline constexpr std::int64_t kKeyedBlockPitch = kChunk * kKeyedPitch + 16;
+inline constexpr std::int64_t kSlabPitch = kChunk * kSlab + 16;
 // From this position on, sums whose log decay is above kSlowDecay go on in two parts: a plain float
 // sum of equal numbers is off by 7e-6 after 1,024, by 8e-2 after 10 million; a faster decay forgets
 // in time.
@@ -34,7 +39,7 @@ inline constexpr std::int64_t padded(std::int64_t size, std::int64_t block) {
 // Feature maps that act on each number alone; they are applied while packing.
 enum class ElementMap { kIdentity, kElu1, kRelu };
 
-// Copies map(rows) * factor into blocks. The last block is filled up with zeros.
+// Copies map(rows) * factor, filled up with zeros to whole blocks.
 struct PackArgs {
   const float* rows = nullptr;
   std::int64_t stride = 0;  // between rows; may be negative
@@ -44,12 +49,26 @@ struct PackArgs {
   float* out = nullptr;
   std::int64_t token_pitch = 0;
 };
-// `out` is the read (or, 8 floats on, the write) half of a keyed array; token_pitch is not used.
-void pack_keyed(Isa isa, const PackArgs& args);
 // `out` is a slabbed array; token_pitch is not used.
 void pack_slabs(Isa isa, const PackArgs& args);
 // `out` is rows of token_pitch floats, a multiple of 32 that holds `size`.
 void pack_dense(Isa isa, const PackArgs& args);
+
+// Both halves of a keyed array in one go, or one of them (the other's rows are null); and, if z is
+// not null, the normaliser: z += k_t, den_t = q_t . z of the rows as packed (see normalizer_scan).
+struct PackKeyedArgs {
+  const float* q = nullptr;
+  const float* k = nullptr;
+  std::int64_t q_stride = 0, k_stride = 0;
+  std::int64_t tokens = 0, size = 0;
+  ElementMap map = ElementMap::kIdentity;  // of both
+  const float* k_factor = nullptr;         // [tokens], or null: 1
+  float* out = nullptr;
+  float* z = nullptr;  // [size, filled up to 16s]
+  float* z_residue = nullptr;
+  float* den = nullptr;  // [tokens]
+};
+void pack_keyed(Isa isa, const PackKeyedArgs& args);
 
 // dx (+)= map'(x) * dy for rows of `size` numbers.
 struct MapAdjointArgs {
@@ -73,6 +92,14 @@ enum class TileMode {
 
 // One slab over one block of tokens. The state is multiplied by `enter` before the first token and
 // by `leave` after the last; a factor of exactly 0 clears it, even of NaN.
+//
+// Meanwhile the rows of the next chunk are brought into the second-level cache: without, waiting
+// for them takes a third of the time at 64 keys. Each tile of 8 keys takes one column of cache
+// lines, a line a token.
+struct PrefetchColumn {
+  const float* first = nullptr;
+  std::int64_t stride = 0;
+};
 struct TileArgs {
   TileMode mode = TileMode::kScan;
   std::int64_t tokens = 0, key_blocks = 0;
@@ -84,22 +111,47 @@ struct TileArgs {
   float* partial = nullptr;       // [tokens][32], scratch
   float* out = nullptr;           // rows of `width` numbers
   std::int64_t out_stride = 0, width = 0;
+  const PrefetchColumn* prefetch = nullptr;  // [prefetch_count]
+  std::int64_t prefetch_count = 0;
 };
-void recurrence_tile(Isa isa, const TileArgs& args);
+// Returns how many columns it has prefetched.
+std::int64_t recurrence_tile(Isa isa, const TileArgs& args);
+
+// The same for a slab whose sum hardly decays, from position kLongSum on: sums over kLongChunk
+// tokens are formed from zero and added to state + low, where low is what state lost to rounding.
+inline constexpr std::int64_t kLongChunk = 16;
+// scores [tokens][16]: q_i . k_j within each chunk of 16 tokens; once for all slabs.
+void recurrence_scores(Isa isa, std::int64_t tokens, std::int64_t key_blocks, const float* keyed,
+                       float* scores);
+struct LongArgs {
+  std::int64_t tokens = 0, key_blocks = 0;
+  const float* keyed = nullptr;
+  const float* values = nullptr;
+  const float* scores = nullptr;
+  float* state = nullptr;  // [8 key_blocks][32]
+  float* low = nullptr;
+  float leave_minus_1 = 0;        // expm1 of the log decay over these tokens
+  const float* factor = nullptr;  // [tokens]
+  float* partial = nullptr;       // [16][32], scratch
+  float* out = nullptr;           // null: only write
+  std::int64_t out_stride = 0, width = 0;
+  const PrefetchColumn* prefetch = nullptr;
+  std::int64_t prefetch_count = 0;
+};
+std::int64_t recurrence_long(Isa isa, const LongArgs& args);
 
 // The normaliser's sum, a vector of 8 `blocks` numbers: z += k_t, den_t = q_t . z. Written from
 // zero over the chunk and added to z in two parts, so that long sums stay exact.
 struct NormalizerArgs {
   TileMode mode = TileMode::kScan;
   std::int64_t tokens = 0, blocks = 0;
-  const float* q = nullptr;
+  const float* q = nullptr;  // [tokens][pitch]
   const float* k = nullptr;
-  std::int64_t block_pitch = 0, token_pitch = 0;  // of q and k
+  std::int64_t pitch = 0;
   float* z = nullptr;
   float* z_residue = nullptr;
   float* den = nullptr;     // [tokens]
-  float* z_rows = nullptr;  // [tokens][z_pitch]: z_t, or null
-  std::int64_t z_pitch = 0;
+  float* z_rows = nullptr;  // [tokens][pitch]: z_t, or null
 };
 void normalizer_scan(Isa isa, const NormalizerArgs& args);
 

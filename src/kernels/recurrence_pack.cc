@@ -19,14 +19,21 @@ namespace {
 using D = hn::ScalableTag<float>;
 using D8 = hn::CappedTag<float, 8>;
 
+// exp(min(x, 0)), NaN for NaN: half of elu1, and its slope.
+template <class Tag, class Vec = hn::Vec<Tag>>
+HWY_INLINE Vec exp_of_negative(Tag d, Vec x) {
+  x = math::at_least(d, hn::Set(d, -104.0f), math::at_most(d, hn::Zero(d), x));
+  Vec r;
+  const Vec n = math::reduce_by_ln2(d, x, r);
+  return math::scale_by_pow2(d, hn::Add(hn::Set(d, 1.0f), math::expm1_reduced(d, r)), n);
+}
+
 template <ElementMap kMap, class Tag, class Vec = hn::Vec<Tag>>
 HWY_INLINE Vec mapped(Tag d, Vec x) {
   if constexpr (kMap == ElementMap::kElu1) {
-    const auto positive = hn::Gt(x, hn::Zero(d));
-    const Vec e = math::exp(d, hn::IfThenZeroElse(positive, x));
-    return hn::IfThenElse(positive, hn::Add(x, hn::Set(d, 1.0f)), e);
+    return hn::Add(hn::Max(x, hn::Zero(d)), exp_of_negative(d, x));
   } else if constexpr (kMap == ElementMap::kRelu) {
-    return hn::IfThenZeroElse(hn::Lt(x, hn::Zero(d)), x);
+    return math::at_least(d, hn::Zero(d), x);
   } else {
     return x;
   }
@@ -36,9 +43,7 @@ HWY_INLINE Vec mapped(Tag d, Vec x) {
 template <ElementMap kMap, class Tag, class Vec = hn::Vec<Tag>>
 HWY_INLINE Vec adjoint(Tag d, Vec x, Vec dy) {
   if constexpr (kMap == ElementMap::kElu1) {
-    const auto positive = hn::Gt(x, hn::Zero(d));
-    const Vec e = math::exp(d, hn::IfThenZeroElse(positive, x));
-    return hn::IfThenElse(positive, dy, hn::Mul(e, dy));
+    return hn::Mul(exp_of_negative(d, x), dy);
   } else if constexpr (kMap == ElementMap::kRelu) {
     return hn::IfThenElseZero(hn::Gt(x, hn::Zero(d)), dy);
   } else {
@@ -46,45 +51,130 @@ HWY_INLINE Vec adjoint(Tag d, Vec x, Vec dy) {
   }
 }
 
-// Blocks of kBlock floats, block_pitch apart; tokens token_pitch apart.
-template <ElementMap kMap, std::int64_t kBlock, class Tag>
-void pack(const PackArgs& a, std::int64_t token_pitch, std::int64_t block_pitch) {
-  const Tag d;
+// Column by column of vectors: every cache line is read once, and written in the order of tokens.
+template <ElementMap kMap>
+void pack(const PackArgs& a, std::int64_t token_pitch, std::int64_t slab_pitch) {
+  const D d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const std::int64_t whole = a.size / lanes * lanes;
-  const std::int64_t end = padded(a.size, kBlock);
-  for (std::int64_t t = 0; t < a.tokens; ++t) {
-    const float* row = a.rows + t * a.stride;
-    float* out = a.out + t * token_pitch;
-    const auto factor = hn::Set(d, a.factor == nullptr ? 1.0f : a.factor[t]);
-    std::int64_t i = 0;
-    for (; i < whole; i += lanes) {
-      const auto x = hn::Mul(mapped<kMap>(d, hn::LoadU(d, row + i)), factor);
-      hn::Store(x, d, out + i / kBlock * block_pitch + i % kBlock);
-    }
-    if (i < a.size) {
+  for (std::int64_t i = 0; i < padded(a.size, kSlab); i += lanes) {
+    float* out = a.out + i / kSlab * slab_pitch + i % kSlab;
+    const std::int64_t left = a.size - i;
+    const auto inside = hn::FirstN(d, static_cast<std::size_t>(HWY_MAX(left, 0)));
+    const float* row = a.rows + (left > 0 ? i : 0);
+    for (std::int64_t t = 0; t < a.tokens; ++t) {
       // A map may turn the zeros beyond the end into something else.
-      const auto inside = hn::FirstN(d, static_cast<std::size_t>(a.size - i));
-      const auto x = hn::Mul(mapped<kMap>(d, load_first(d, row + i, a.size - i)), factor);
-      hn::Store(hn::IfThenElseZero(inside, x), d, out + i / kBlock * block_pitch + i % kBlock);
-      i += lanes;
-    }
-    for (; i < end; i += lanes) {
-      hn::Store(hn::Zero(d), d, out + i / kBlock * block_pitch + i % kBlock);
+      auto x = mapped<kMap>(d, load_first(d, row + t * a.stride, left));
+      if (a.factor != nullptr) x = hn::Mul(x, hn::Set(d, a.factor[t]));
+      if (left < lanes) x = hn::IfThenElseZero(inside, x);
+      hn::Store(x, d, out + t * token_pitch);
     }
   }
 }
 
-template <std::int64_t kBlock, class Tag>
-void pack_mapped(const PackArgs& a, std::int64_t token_pitch, std::int64_t block_pitch) {
+void pack_mapped(const PackArgs& a, std::int64_t token_pitch, std::int64_t slab_pitch) {
   switch (a.map) {
     case ElementMap::kIdentity:
-      return pack<ElementMap::kIdentity, kBlock, Tag>(a, token_pitch, block_pitch);
+      return pack<ElementMap::kIdentity>(a, token_pitch, slab_pitch);
     case ElementMap::kElu1:
-      return pack<ElementMap::kElu1, kBlock, Tag>(a, token_pitch, block_pitch);
+      return pack<ElementMap::kElu1>(a, token_pitch, slab_pitch);
     case ElementMap::kRelu:
-      return pack<ElementMap::kRelu, kBlock, Tag>(a, token_pitch, block_pitch);
+      return pack<ElementMap::kRelu>(a, token_pitch, slab_pitch);
   }
+}
+
+// sum + residue = a + b exactly (Knuth).
+template <class Tag, class Vec = hn::Vec<Tag>>
+HWY_INLINE Vec two_sum(Tag, Vec a, Vec b, Vec& residue) {
+  const Vec sum = hn::Add(a, b);
+  const Vec b_part = hn::Sub(sum, a);
+  const Vec a_part = hn::Sub(sum, b_part);
+  residue = hn::Add(hn::Sub(a, a_part), hn::Sub(b, b_part));
+  return sum;
+}
+
+template <bool kRead, bool kWrite, class Vec = hn::Vec<D>>
+HWY_INLINE void store_keyed(D d, Vec q, Vec k, float* out) {
+#if HWY_TARGET == HWY_AVX3
+  // Two blocks of 8; both halves of a line at once.
+  const hn::Half<D> dh;
+  float* next = out + kKeyedBlockPitch;
+  if constexpr (kRead && kWrite) {
+    hn::Store(hn::ConcatLowerLower(d, k, q), d, out);
+    hn::Store(hn::ConcatUpperUpper(d, k, q), d, next);
+  } else {
+    const Vec x = kRead ? q : k;
+    constexpr std::int64_t half = kRead ? 0 : kKeyBlock;
+    hn::Store(hn::LowerHalf(dh, x), dh, out + half);
+    hn::Store(hn::UpperHalf(dh, x), dh, next + half);
+  }
+#else
+  if constexpr (kRead) hn::Store(q, d, out);
+  if constexpr (kWrite) hn::Store(k, d, out + kKeyBlock);
+#endif
+}
+
+template <ElementMap kMap, bool kRead, bool kWrite, bool kNormalize>
+void pack_keyed_pair(const PackKeyedArgs& a) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  // Partial sums of den over lanes: one horizontal sum a token, at the end.
+  HWY_ALIGN float parts[kChunk * HWY_LANES(float)];
+  if constexpr (kNormalize && kRead) {
+    for (std::int64_t i = 0; i < a.tokens * lanes; i += lanes) hn::Store(hn::Zero(d), d, parts + i);
+  }
+  for (std::int64_t i = 0; i < padded(a.size, HWY_MAX(kKeyBlock, lanes)); i += lanes) {
+    float* out = a.out + i / kKeyBlock * kKeyedBlockPitch + i % kKeyBlock;
+    const std::int64_t left = a.size - i;
+    const auto inside = hn::FirstN(d, static_cast<std::size_t>(HWY_MAX(left, 0)));
+    const std::int64_t column = left > 0 ? i : 0;
+    auto z = hn::Zero(d), recent = z;
+    if constexpr (kNormalize) {
+      z = hn::Load(d, a.z + i);
+      recent = hn::Load(d, a.z_residue + i);
+    }
+    for (std::int64_t t = 0; t < a.tokens; ++t) {
+      auto q = hn::Zero(d), k = q;
+      if constexpr (kRead) {
+        q = mapped<kMap>(d, load_first(d, a.q + column + t * a.q_stride, left));
+        if (left < lanes) q = hn::IfThenElseZero(inside, q);
+      }
+      if constexpr (kWrite) {
+        k = mapped<kMap>(d, load_first(d, a.k + column + t * a.k_stride, left));
+        if (a.k_factor != nullptr) k = hn::Mul(k, hn::Set(d, a.k_factor[t]));
+        if (left < lanes) k = hn::IfThenElseZero(inside, k);
+      }
+      store_keyed<kRead, kWrite>(d, q, k, out + t * kKeyedPitch);
+      if constexpr (kNormalize) {
+        if constexpr (kWrite) recent = hn::Add(recent, k);
+        if constexpr (kRead) {
+          float* part = parts + t * lanes;
+          hn::Store(hn::MulAdd(q, hn::Add(z, recent), hn::Load(d, part)), d, part);
+        }
+      }
+    }
+    if constexpr (kNormalize) {
+      auto residue = recent;
+      hn::Store(two_sum(d, z, recent, residue), d, a.z + i);
+      hn::Store(residue, d, a.z_residue + i);
+    }
+  }
+  if constexpr (kNormalize && kRead) {
+    for (std::int64_t t = 0; t < a.tokens; ++t) {
+      a.den[t] = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, parts + t * lanes)));
+    }
+  }
+}
+
+template <ElementMap kMap, bool kNormalize>
+void pack_keyed_halves(const PackKeyedArgs& a) {
+  if (a.q != nullptr && a.k != nullptr) return pack_keyed_pair<kMap, true, true, kNormalize>(a);
+  if (a.q != nullptr) return pack_keyed_pair<kMap, true, false, kNormalize>(a);
+  pack_keyed_pair<kMap, false, true, kNormalize>(a);
+}
+
+template <ElementMap kMap>
+void pack_keyed_mapped(const PackKeyedArgs& a) {
+  a.z != nullptr ? pack_keyed_halves<kMap, true>(a) : pack_keyed_halves<kMap, false>(a);
 }
 
 template <ElementMap kMap>
@@ -104,39 +194,28 @@ void map_adjoint(const MapAdjointArgs& a) {
   }
 }
 
-// sum + residue = a + b exactly (Knuth).
-template <class Tag, class Vec = hn::Vec<Tag>>
-HWY_INLINE Vec two_sum(Tag, Vec a, Vec b, Vec& residue) {
-  const Vec sum = hn::Add(a, b);
-  const Vec b_part = hn::Sub(sum, a);
-  const Vec a_part = hn::Sub(sum, b_part);
-  residue = hn::Add(hn::Sub(a, a_part), hn::Sub(b, b_part));
-  return sum;
-}
-
 template <TileMode kMode>
 void normalizer(const NormalizerArgs& a) {
   const D8 d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   // Partial sums over lanes, reduced at the end: one horizontal sum a token.
-  HWY_ALIGN float parts[kChunk * kKeyBlock];
+  HWY_ALIGN float parts[kChunk * 8];
   if constexpr (kMode != TileMode::kWrite) {
     for (std::int64_t i = 0; i < a.tokens * lanes; ++i) parts[i] = 0;
   }
   for (std::int64_t i = 0; i < a.blocks * kKeyBlock; i += lanes) {
-    const std::int64_t offset = i / kKeyBlock * a.block_pitch + i % kKeyBlock;
     const auto z = hn::Load(d, a.z + i);
     auto recent = hn::Load(d, a.z_residue + i);
     for (std::int64_t t = 0; t < a.tokens; ++t) {
       if constexpr (kMode != TileMode::kRead) {
-        recent = hn::Add(recent, hn::Load(d, a.k + offset + t * a.token_pitch));
+        recent = hn::Add(recent, hn::Load(d, a.k + i + t * a.pitch));
       }
       const auto now = hn::Add(z, recent);
       if constexpr (kMode != TileMode::kWrite) {
-        const auto q = hn::Load(d, a.q + offset + t * a.token_pitch);
+        const auto q = hn::Load(d, a.q + i + t * a.pitch);
         hn::Store(hn::MulAdd(q, now, hn::Load(d, parts + t * lanes)), d, parts + t * lanes);
       }
-      if (a.z_rows != nullptr) hn::Store(now, d, a.z_rows + t * a.z_pitch + i);
+      if (a.z_rows != nullptr) hn::Store(now, d, a.z_rows + t * a.pitch + i);
     }
     auto residue = recent;
     hn::Store(two_sum(d, z, recent, residue), d, a.z + i);
@@ -173,11 +252,18 @@ void vector_scan(const VectorScanArgs& a) {
 
 }  // namespace
 
-void PackKeyed(const PackArgs& a) {
-  pack_mapped<kKeyBlock, D8>(a, kKeyedPitch, kChunk * kKeyedPitch);
+void PackKeyed(const PackKeyedArgs& a) {
+  switch (a.map) {
+    case ElementMap::kIdentity:
+      return pack_keyed_mapped<ElementMap::kIdentity>(a);
+    case ElementMap::kElu1:
+      return pack_keyed_mapped<ElementMap::kElu1>(a);
+    case ElementMap::kRelu:
+      return pack_keyed_mapped<ElementMap::kRelu>(a);
+  }
 }
-void PackSlabs(const PackArgs& a) { pack_mapped<kSlab, D>(a, kSlab, kChunk * kSlab); }
-void PackDense(const PackArgs& a) { pack_mapped<kSlab, D>(a, a.token_pitch, kSlab); }
+void PackSlabs(const PackArgs& a) { pack_mapped(a, kSlab, kSlabPitch); }
+void PackDense(const PackArgs& a) { pack_mapped(a, a.token_pitch, kSlab); }
 
 void MapAdjoint(const MapAdjointArgs& a) {
   switch (a.map) {
@@ -263,7 +349,7 @@ HWY_EXPORT(RowDots);
 HWY_EXPORT(RowAdd);
 HWY_EXPORT(Multiply);
 
-void pack_keyed(Isa isa, const PackArgs& args) { OUZEL_DISPATCH(isa, PackKeyed)(args); }
+void pack_keyed(Isa isa, const PackKeyedArgs& args) { OUZEL_DISPATCH(isa, PackKeyed)(args); }
 void pack_slabs(Isa isa, const PackArgs& args) { OUZEL_DISPATCH(isa, PackSlabs)(args); }
 void pack_dense(Isa isa, const PackArgs& args) { OUZEL_DISPATCH(isa, PackDense)(args); }
 void map_adjoint(Isa isa, const MapAdjointArgs& args) { OUZEL_DISPATCH(isa, MapAdjoint)(args); }

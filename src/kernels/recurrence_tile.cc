@@ -28,7 +28,7 @@ HWY_INLINE V scaled(D d, V x, float factor) {
 
 // kFirst: the sums over keys begin here. kLast: they end here, and go out.
 template <TileMode kMode, int kVectors, bool kFirst, bool kLast>
-void tile(const TileArgs& a, std::int64_t key, std::int64_t column) {
+void tile(const TileArgs& a, std::int64_t key, std::int64_t column, std::int64_t& prefetched) {
   const D d;
   float* state = a.state + key * kSlab + column;
   V s[kTileKeys][kVectors];
@@ -40,12 +40,17 @@ void tile(const TileArgs& a, std::int64_t key, std::int64_t column) {
       s[i][j] = a.enter == 1.0f ? x : scaled(d, x, a.enter);
     }
   }
-  const float* keyed = a.keyed + key / kKeyBlock * kChunk * kKeyedPitch + key % kKeyBlock;
+  const float* keyed = a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock;
   const float* values = a.values + column;
   float* partial = a.partial + column;
   float* out = kMode == TileMode::kWrite ? nullptr : a.out + column;
   const std::int64_t rest = a.width - column;
+  // Nothing left to prefetch: a line that is in the cache.
+  PrefetchColumn next{a.partial, 0};
+  if (prefetched < a.prefetch_count) next = a.prefetch[prefetched++];
   for (std::int64_t t = 0; t < a.tokens; ++t) {
+    __builtin_prefetch(next.first, 0, 2);
+    next.first += next.stride;
     V v[kVectors], o[kVectors];
     if constexpr (kMode != TileMode::kRead) {
       OUZEL_UNROLL
@@ -99,30 +104,31 @@ void tile(const TileArgs& a, std::int64_t key, std::int64_t column) {
 }
 
 template <TileMode kMode, int kVectors>
-void tiles(const TileArgs& a, std::int64_t column) {
+void tiles(const TileArgs& a, std::int64_t column, std::int64_t& prefetched) {
   const std::int64_t keys = a.key_blocks * kKeyBlock;
   if (keys == kTileKeys) {
-    tile<kMode, kVectors, true, true>(a, 0, column);
+    tile<kMode, kVectors, true, true>(a, 0, column, prefetched);
     return;
   }
-  tile<kMode, kVectors, true, false>(a, 0, column);
+  tile<kMode, kVectors, true, false>(a, 0, column, prefetched);
   std::int64_t key = kTileKeys;
   for (; key + kTileKeys < keys; key += kTileKeys) {
-    tile<kMode, kVectors, false, false>(a, key, column);
+    tile<kMode, kVectors, false, false>(a, key, column, prefetched);
   }
-  tile<kMode, kVectors, false, true>(a, key, column);
+  tile<kMode, kVectors, false, true>(a, key, column, prefetched);
 }
 
 template <TileMode kMode>
-void columns(const TileArgs& a) {
-  std::int64_t column = 0;
-  for (; column + kLanes < a.width; column += 2 * kLanes) tiles<kMode, 2>(a, column);
-  if (column < a.width) tiles<kMode, 1>(a, column);
+std::int64_t columns(const TileArgs& a) {
+  std::int64_t column = 0, prefetched = 0;
+  for (; column + kLanes < a.width; column += 2 * kLanes) tiles<kMode, 2>(a, column, prefetched);
+  if (column < a.width) tiles<kMode, 1>(a, column, prefetched);
+  return prefetched;
 }
 
 }  // namespace
 
-void RecurrenceTile(const TileArgs& a) {
+std::int64_t RecurrenceTile(const TileArgs& a) {
   switch (a.mode) {
     case TileMode::kScan:
       return columns<TileMode::kScan>(a);
@@ -131,6 +137,7 @@ void RecurrenceTile(const TileArgs& a) {
     case TileMode::kRead:
       return columns<TileMode::kRead>(a);
   }
+  return 0;
 }
 
 }  // namespace ouzel::HWY_NAMESPACE
@@ -141,6 +148,8 @@ HWY_AFTER_NAMESPACE();
 
 namespace ouzel {
 HWY_EXPORT(RecurrenceTile);
-void recurrence_tile(Isa isa, const TileArgs& args) { OUZEL_DISPATCH(isa, RecurrenceTile)(args); }
+std::int64_t recurrence_tile(Isa isa, const TileArgs& args) {
+  return OUZEL_DISPATCH(isa, RecurrenceTile)(args);
+}
 }  // namespace ouzel
 #endif

@@ -77,12 +77,12 @@ struct Forward {
     // The final state may be the memory of the initial one: it is written last.
     for (std::int64_t r = shape.outputs_per_state(); r-- > 0;) {
       const std::int64_t output = state * shape.outputs_per_state() + r;
-      run_output(n, state, output, column, r == 0, buffers);
+      run_output(n, state, output, column, columns, r == 0, buffers);
     }
   }
 
   void run_output(std::int64_t n, std::int64_t state, std::int64_t output, std::int64_t column,
-                  bool final, ForwardBuffers& b) const {
+                  std::int64_t columns, bool final, ForwardBuffers& b) const {
     const Segment segment = shape.segment(n);
     const std::int64_t key_head = shape.key_of(state), query_head = shape.query_of(output);
     const Rows<const float> q = rows_of(inputs.q, segment, query_head, spec.reverse);
@@ -95,48 +95,42 @@ struct Forward {
     begin(n, state, column, fold, b);
 
     const std::int64_t length = segment.length;
+    const Normalizer normalizer{b.z, b.z_residue, b.den};
+    const Normalizer* norm = spec.normalize ? &normalizer : nullptr;
     if (!spec.causal) {
       for (std::int64_t t = 0; t < length; t += kChunk) {
         const std::int64_t tokens = std::min(length - t, kChunk);
-        b.pass.pack_write(b.k_map.apply(k.at(t), k.stride, tokens), tokens, nullptr);
+        b.pass.pack({}, b.k_map.apply(k.at(t), k.stride, tokens), tokens, nullptr, norm);
         b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
-        if (spec.normalize) normalize(TileMode::kWrite, tokens, b);
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
       }
     }
     const TileMode mode = spec.causal ? TileMode::kScan : TileMode::kRead;
+    const float scale = static_cast<float>(spec.scale), eps = static_cast<float>(spec.eps);
     for (std::int64_t t = 0; t < length; t += kChunk) {
       const std::int64_t tokens = std::min(length - t, kChunk);
-      b.pass.pack_read(b.q_map.apply(q.at(t), q.stride, tokens), tokens);
+      const MappedRows read = b.q_map.apply(q.at(t), q.stride, tokens);
       if (spec.causal) {
-        b.pass.pack_write(b.k_map.apply(k.at(t), k.stride, tokens), tokens, fold.write);
+        b.pass.pack(read, b.k_map.apply(k.at(t), k.stride, tokens), tokens, fold.write_or_null(),
+                    norm);
         b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
+      } else {
+        b.pass.pack(read, {}, tokens, nullptr, norm);
       }
-      const float scale = static_cast<float>(spec.scale);
-      for (std::int64_t i = 0; i < tokens; ++i) b.factor[i] = scale * fold.read[i];
-      if (spec.normalize) {
-        normalize(mode, tokens, b);
-        const float eps = static_cast<float>(spec.eps);
-        for (std::int64_t i = 0; i < tokens; ++i) b.factor[i] = scale / (scale * b.den[i] + eps);
+      for (std::int64_t i = 0; i < tokens; ++i) {
+        b.factor[i] = spec.normalize ? scale / (scale * b.den[i] + eps) : scale * fold.read[i];
+      }
+      if (const std::int64_t next = t + kChunk; next < length) {
+        b.pass.prefetch(q.at(next), q.stride, shape.keys);
+        if (spec.causal) {
+          b.pass.prefetch(k.at(next), k.stride, shape.keys);
+          b.pass.prefetch(v.at(next) + column, v.stride, columns);
+        }
+        b.pass.prefetch(o.at(next) + column, o.stride, columns);
       }
       b.pass.run(mode, tokens, b.factor, o.at(t) + column, o.stride);
     }
     if (final) end(n, state, column, b);
-  }
-
-  void normalize(TileMode mode, std::int64_t tokens, ForwardBuffers& b) const {
-    NormalizerArgs a;
-    a.mode = mode;
-    a.tokens = tokens;
-    a.blocks = b.pass.key_blocks();
-    a.q = b.pass.read();
-    a.k = b.pass.written();
-    a.block_pitch = kChunk * kKeyedPitch;
-    a.token_pitch = kKeyedPitch;
-    a.z = b.z;
-    a.z_residue = b.z_residue;
-    a.den = b.den;
-    normalizer_scan(isa, a);
   }
 
   void begin(std::int64_t n, std::int64_t state, std::int64_t column, const Fold& fold,
@@ -145,9 +139,11 @@ struct Forward {
     std::fill(b.z, b.z + b.q_map.pitch(), 0.0f);
     std::fill(b.z_residue, b.z_residue + b.q_map.pitch(), 0.0f);
     StateMemory<const float> memory;
+    std::int64_t position = 0;
     if (from.present()) {
       const SequenceState& s = from.sequences[static_cast<std::size_t>(n)];
       const std::int64_t head = state * from.head_stride;
+      position = s.position;
       memory = {s.s + head, s.s_residue != nullptr ? s.s_residue + head : nullptr, from.key_stride,
                 1};
       if (spec.normalize) {
@@ -156,7 +152,7 @@ struct Forward {
         if (s.z_residue != nullptr) std::copy_n(s.z_residue + z_head, shape.features, b.z_residue);
       }
     }
-    b.pass.begin(isa, &fold, memory.at_column(column));
+    b.pass.begin(isa, &fold, memory.at_column(column), position);
   }
 
   void end(std::int64_t n, std::int64_t state, std::int64_t column, ForwardBuffers& b) const {

@@ -164,9 +164,11 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
     StateMemory<const float> initial = memory_of<const float>(in_.initial_state, n, state, true);
     std::fill(b.z, b.z + pitch, 0.0f);
     std::fill(b.z_residue, b.z_residue + pitch, 0.0f);
+    std::int64_t position = 0;
     if (initial.s != nullptr) {
       const StateView& from = in_.initial_state;
       const SequenceState& s = from.sequences[static_cast<std::size_t>(n)];
+      position = s.position;
       if (s.s_residue != nullptr) initial.residue = s.s_residue + state * from.head_stride;
       if (spec_.normalize) {
         const std::int64_t head = state * from.z_head_stride;
@@ -174,14 +176,13 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
         if (s.z_residue != nullptr) std::copy_n(s.z_residue + head, shape_.features, b.z_residue);
       }
     }
-    b.pass.begin(isa_, &fold, initial.at_column(column));
+    b.pass.begin(isa_, &fold, initial.at_column(column), position);
 
     NormalizerArgs norm;
     norm.blocks = pitch / kKeyBlock;
     norm.q = b.q_rows;
     norm.k = b.k_rows;
-    norm.block_pitch = kKeyBlock;
-    norm.token_pitch = norm.z_pitch = pitch;
+    norm.pitch = pitch;
     norm.z = b.z;
     norm.z_residue = b.z_residue;
     norm.den = b.den;
@@ -198,7 +199,7 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
     if (!spec_.causal) {
       for (std::int64_t t = 0; t < length; t += kChunk) {
         const std::int64_t tokens = std::min(length - t, kChunk);
-        b.pass.pack_write({v.at(t), v.stride}, tokens, nullptr);
+        b.pass.pack({}, {v.at(t), v.stride}, tokens, nullptr);
         pack_values(t, tokens);
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
         if (spec_.normalize) {
@@ -212,10 +213,15 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
     for (std::int64_t t = 0; t < length; t += kChunk) {
       const std::int64_t tokens = std::min(length - t, kChunk);
-      b.pass.pack_read({dout.at(t), dout.stride}, tokens);
-      if (spec_.causal) {
-        b.pass.pack_write({v.at(t), v.stride}, tokens, fold.write);
-        pack_values(t, tokens);
+      const MappedRows write = spec_.causal ? MappedRows{v.at(t), v.stride} : MappedRows{};
+      b.pass.pack({dout.at(t), dout.stride}, write, tokens, fold.write_or_null());
+      if (spec_.causal) pack_values(t, tokens);
+      if (const std::int64_t next = t + kChunk; next < length) {
+        b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
+        b.pass.prefetch(v.at(next), v.stride, shape_.values);
+        b.pass.prefetch(k.at(next) + column, k.stride, columns);
+        b.pass.prefetch(q.at(next) + column, q.stride, columns);
+        if (dq) b.pass.prefetch(dq.at(next) + column, dq.stride, columns);
       }
       for (std::int64_t i = 0; i < tokens; ++i) b.read_factor[i] = scale_ * fold.read[i];
       if (spec_.normalize) {
@@ -273,7 +279,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
         std::copy_n(s.z + state * up_.final_state.z_head_stride, shape_.features, b.z);
       }
     }
-    b.pass.begin(isa_, &fold, final.at_column(column));
+    b.pass.begin(isa_, &fold, final.at_column(column), 0);
 
     VectorScanArgs scan;
     scan.blocks = pitch / kKeyBlock;
@@ -284,7 +290,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
     scan.b = fold.read;
     scan.sum = b.z;
     scan.sum_residue = b.z_residue;
-    const auto pack = [&](std::int64_t t, std::int64_t tokens) {
+    const auto pack = [&](std::int64_t t, std::int64_t tokens, const MappedRows& read) {
       for (std::int64_t i = 0; i < tokens; ++i) {
         b.write_factor[i] = scale_ * fold.write[i];
         if (spec_.normalize) {
@@ -292,7 +298,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
           b.denominator_grad[i] = scale_ * denominator_grad[t + i];
         }
       }
-      b.pass.pack_write({dout.at(t), dout.stride}, tokens, b.write_factor);
+      b.pass.pack(read, {dout.at(t), dout.stride}, tokens, b.write_factor);
       if (spec_.normalize) {
         b.q_map.dense(q.at(t), q.stride, tokens, b.q_rows);
         b.pass.pack_values({b.q_rows + column, pitch}, tokens);
@@ -305,7 +311,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
     if (!spec_.causal) {
       for (std::int64_t t = 0; t < length; t += kChunk) {
         const std::int64_t tokens = std::min(length - t, kChunk);
-        pack(t, tokens);
+        pack(t, tokens, {});
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
         if (spec_.normalize) {
           scan.mode = TileMode::kWrite;
@@ -317,8 +323,15 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
     for (std::int64_t t = 0; t < length; t += kChunk) {
       const std::int64_t tokens = std::min(length - t, kChunk);
-      b.pass.pack_read({v.at(t), v.stride}, tokens);
-      if (spec_.causal) pack(t, tokens);
+      const MappedRows read{v.at(t), v.stride};
+      spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
+      if (const std::int64_t next = t + kChunk; next < length) {
+        b.pass.prefetch(v.at(next), v.stride, shape_.values);
+        b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
+        b.pass.prefetch(q.at(next) + column, q.stride, columns);
+        b.pass.prefetch(k.at(next) + column, k.stride, columns);
+        if (dk) b.pass.prefetch(dk.at(next) + column, dk.stride, columns);
+      }
       b.pass.run(mode, tokens, fold.read, b.gradient, pitch);
       if (spec_.normalize) {
         scan.mode = mode;
@@ -358,28 +371,34 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
     b.q_map.bind(isa_, spec_.map.q, query_head);
     StateMemory<const float> final;
     if (r == 0) final = memory_of<const float>(up_.final_state, n, state, false);
-    b.pass.begin(isa_, &fold, final.at_column(column));
+    b.pass.begin(isa_, &fold, final.at_column(column), 0);
 
-    const auto pack = [&](std::int64_t t, std::int64_t tokens) {
+    const auto pack = [&](std::int64_t t, std::int64_t tokens, const MappedRows& read) {
       for (std::int64_t i = 0; i < tokens; ++i) {
         b.write_factor[i] = scale_ * fold.write[i];
         if (spec_.normalize) b.write_factor[i] *= inverse[t + i];
       }
-      b.pass.pack_write(b.q_map.apply(q.at(t), q.stride, tokens), tokens, b.write_factor);
+      b.pass.pack(read, b.q_map.apply(q.at(t), q.stride, tokens), tokens, b.write_factor);
       b.pass.pack_values({dout.at(t) + column, dout.stride}, tokens);
     };
     if (!spec_.causal || !dv) {
       for (std::int64_t t = 0; t < length; t += kChunk) {
         const std::int64_t tokens = std::min(length - t, kChunk);
-        pack(t, tokens);
+        pack(t, tokens, {});
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
       }
     }
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
     for (std::int64_t t = 0; t < length && dv; t += kChunk) {
       const std::int64_t tokens = std::min(length - t, kChunk);
-      b.pass.pack_read(b.k_map.apply(k.at(t), k.stride, tokens), tokens);
-      if (spec_.causal) pack(t, tokens);
+      const MappedRows read = b.k_map.apply(k.at(t), k.stride, tokens);
+      spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
+      if (const std::int64_t next = t + kChunk; next < length) {
+        b.pass.prefetch(k.at(next), k.stride, shape_.keys);
+        b.pass.prefetch(q.at(next), q.stride, shape_.keys);
+        b.pass.prefetch(dout.at(next) + column, dout.stride, columns);
+        b.pass.prefetch(dv.at(next) + column, dv.stride, columns);
+      }
       if (r == 0) {
         b.pass.run(mode, tokens, fold.read, dv.at(t) + column, dv.stride);
         continue;

@@ -1,14 +1,18 @@
 #include "src/ops/recurrence_pass.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace ouzel {
 
-void StatePass::begin(Isa isa, const Fold* fold, const StateMemory<const float>& initial) {
+void StatePass::begin(Isa isa, const Fold* fold, const StateMemory<const float>& initial,
+                      std::int64_t position) {
   isa_ = isa;
   fold_ = fold;
+  position_ = position;
   std::memset(state_, 0, static_cast<std::size_t>(slabs_ * slab_state()) * sizeof(float));
+  std::memset(low_, 0, static_cast<std::size_t>(slabs_ * slab_state()) * sizeof(float));
   if (initial.s == nullptr) return;
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
     const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
@@ -17,8 +21,10 @@ void StatePass::begin(Isa isa, const Fold* fold, const StateMemory<const float>&
       const std::int64_t offset = i * initial.row + slab * kSlab * initial.column;
       for (std::int64_t j = 0; j < width; ++j) out[j] = initial.s[offset + j * initial.column];
       if (initial.residue == nullptr) continue;
+      float* low = low_ + slab * slab_state() + i * kSlab;
       for (std::int64_t j = 0; j < width; ++j) {
-        out[j] += initial.residue[offset + j * initial.column];
+        const float residue = initial.residue[offset + j * initial.column];
+        in_two_parts() ? low[j] = residue : out[j] += residue;
       }
     }
   }
@@ -30,36 +36,34 @@ void StatePass::end(const StateMemory<float>& final, bool add) const {
     const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
     for (std::int64_t i = 0; i < rows_; ++i) {
       const float* from = state_ + slab * slab_state() + i * kSlab;
+      const float* low = low_ + slab * slab_state() + i * kSlab;
       const std::int64_t offset = i * final.row + slab * kSlab * final.column;
       for (std::int64_t j = 0; j < width; ++j) {
         float* to = final.s + offset + j * final.column;
         *to = add ? *to + from[j] : from[j];
-        if (final.residue != nullptr) final.residue[offset + j * final.column] = 0;
+        if (final.residue != nullptr) final.residue[offset + j * final.column] = low[j];
       }
     }
   }
 }
 
-void StatePass::pack_read(const MappedRows& rows, std::int64_t tokens) {
-  PackArgs p;
-  p.rows = rows.rows;
-  p.stride = rows.stride;
-  p.map = rows.map;
+void StatePass::pack(const MappedRows& read, const MappedRows& write, std::int64_t tokens,
+                     const float* write_factor, const Normalizer* normalizer) {
+  PackKeyedArgs p;
+  p.q = read.rows;
+  p.q_stride = read.stride;
+  p.k = write.rows;
+  p.k_stride = write.stride;
   p.tokens = tokens;
   p.size = rows_;
+  p.map = read.rows != nullptr ? read.map : write.map;
+  p.k_factor = write_factor;
   p.out = keyed_;
-  pack_keyed(isa_, p);
-}
-
-void StatePass::pack_write(const MappedRows& rows, std::int64_t tokens, const float* factor) {
-  PackArgs p;
-  p.rows = rows.rows;
-  p.stride = rows.stride;
-  p.map = rows.map;
-  p.tokens = tokens;
-  p.size = rows_;
-  p.factor = factor;
-  p.out = keyed_ + kKeyBlock;
+  if (normalizer != nullptr) {
+    p.z = normalizer->z;
+    p.z_residue = normalizer->residue;
+    p.den = normalizer->den;
+  }
   pack_keyed(isa_, p);
 }
 
@@ -74,14 +78,27 @@ void StatePass::pack_values(const MappedRows& rows, std::int64_t tokens) {
   pack_slabs(isa_, p);
 }
 
+void StatePass::prefetch(const float* rows, std::int64_t stride, std::int64_t size) {
+  constexpr std::int64_t kLine = 16;
+  for (std::int64_t i = 0; i < size && prefetch_count_ < kMaxPrefetch; i += kLine) {
+    prefetch_[prefetch_count_++] = {rows + i, stride};
+  }
+}
+
 void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
                     std::int64_t out_stride) {
+  if (mode != TileMode::kRead) {
+    const bool two_parts = in_two_parts();
+    position_ += tokens;
+    if (two_parts) return run_long(tokens, factor, out, out_stride);
+  }
   TileArgs a;
   a.mode = mode;
   a.key_blocks = key_blocks_;
   a.partial = partial_;
   a.out_stride = out_stride;
   a.enter = fold_->enter;
+  std::int64_t prefetched = 0;
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
     a.state = state_ + slab * slab_state();
     a.width = std::min(columns_ - slab * kSlab, kSlab);
@@ -89,14 +106,46 @@ void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, flo
       a.tokens = std::min(fold_->block, tokens - t);
       a.leave = fold_->leave[a.tokens];
       a.keyed = keyed_ + t * kKeyedPitch;
-      a.values = slabbed_ + slab * kChunk * kSlab + t * kSlab;
+      a.values = slabbed_ + slab * kSlabPitch + t * kSlab;
       if (mode != TileMode::kWrite) {
         a.factor = factor + t;
         a.out = out + t * out_stride + slab * kSlab;
       }
-      recurrence_tile(isa_, a);
+      // A shorter block would leave out the later rows.
+      if (a.tokens == kChunk) {
+        a.prefetch = prefetch_ + prefetched;
+        a.prefetch_count = prefetch_count_ - prefetched;
+      }
+      prefetched += recurrence_tile(isa_, a);
     }
   }
+  prefetch_count_ = 0;
+}
+
+void StatePass::run_long(std::int64_t tokens, const float* factor, float* out,
+                         std::int64_t out_stride) {
+  if (out != nullptr) recurrence_scores(isa_, tokens, key_blocks_, keyed_, scores_);
+  LongArgs a;
+  a.tokens = tokens;
+  a.key_blocks = key_blocks_;
+  a.keyed = keyed_;
+  a.scores = scores_;
+  a.leave_minus_1 = static_cast<float>(std::expm1(static_cast<double>(tokens) * fold_->log_decay));
+  a.factor = factor;
+  a.partial = partial_;
+  a.out_stride = out_stride;
+  std::int64_t prefetched = 0;
+  for (std::int64_t slab = 0; slab < slabs_; ++slab) {
+    a.values = slabbed_ + slab * kSlabPitch;
+    a.state = state_ + slab * slab_state();
+    a.low = low_ + slab * slab_state();
+    a.width = std::min(columns_ - slab * kSlab, kSlab);
+    if (out != nullptr) a.out = out + slab * kSlab;
+    a.prefetch = prefetch_ + prefetched;
+    a.prefetch_count = prefetch_count_ - prefetched;
+    prefetched += recurrence_long(isa_, a);
+  }
+  prefetch_count_ = 0;
 }
 
 std::int64_t gap_tasks(const RecurrenceShape& shape) {

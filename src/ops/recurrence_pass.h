@@ -40,6 +40,13 @@ struct StateMemory {
   }
 };
 
+// The normaliser that goes along with packed rows: z [features], its residue, and den [64].
+struct Normalizer {
+  float* z = nullptr;
+  float* residue = nullptr;
+  float* den = nullptr;
+};
+
 class StatePass {
  public:
   template <class Memory>
@@ -48,35 +55,47 @@ class StatePass {
         columns_(columns),
         key_blocks_(padded(rows, kKeyBlock) / kKeyBlock),
         slabs_(padded(columns, kSlab) / kSlab) {
-    keyed_ = memory.template take<float>(key_blocks_ * kChunk * kKeyedPitch);
-    slabbed_ = memory.template take<float>(slabs_ * kChunk * kSlab);
+    // A vector of AVX-512 fills two blocks.
+    keyed_ = memory.template take<float>(padded(key_blocks_, 2) * kKeyedBlockPitch);
+    slabbed_ = memory.template take<float>(slabs_ * kSlabPitch);
     state_ = memory.template take<float>(slabs_ * slab_state());
+    low_ = memory.template take<float>(slabs_ * slab_state());
     partial_ = memory.template take<float>(kChunk * kSlab);
+    scores_ = memory.template take<float>(kChunk * kLongChunk);
   }
 
-  void begin(Isa isa, const Fold* fold, const StateMemory<const float>& initial);
+  // `position`: tokens that the initial state has seen.
+  void begin(Isa isa, const Fold* fold, const StateMemory<const float>& initial,
+             std::int64_t position);
   // Assigns, or adds to, the caller's state.
   void end(const StateMemory<float>& final, bool add) const;
 
-  void pack_read(const MappedRows& rows, std::int64_t tokens);
-  void pack_write(const MappedRows& rows, std::int64_t tokens, const float* factor);
+  // Rows that are read and rows that are written, with the same map; either may be absent.
+  void pack(const MappedRows& read, const MappedRows& write, std::int64_t tokens,
+            const float* write_factor, const Normalizer* normalizer = nullptr);
   void pack_values(const MappedRows& rows, std::int64_t tokens);
+  // Rows (of `size` floats) that the next chunk will touch: run brings them into the second-level
+  // cache meanwhile.
+  void prefetch(const float* rows, std::int64_t stride, std::int64_t size);
   // Runs the packed chunk; out (rows of `columns`) is not used by TileMode::kWrite.
   void run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
            std::int64_t out_stride);
 
-  // The packed read and write rows, for the normaliser: blocks of 8, kChunk * kKeyedPitch apart.
-  const float* read() const { return keyed_; }
-  const float* written() const { return keyed_ + kKeyBlock; }
-  std::int64_t key_blocks() const { return key_blocks_; }
-
  private:
+  bool in_two_parts() const { return position_ >= kLongSum && fold_->log_decay > kSlowDecay; }
+  void run_long(std::int64_t tokens, const float* factor, float* out, std::int64_t out_stride);
   std::int64_t slab_state() const { return key_blocks_ * kKeyBlock * kSlab; }
 
   std::int64_t rows_, columns_, key_blocks_, slabs_;
   Isa isa_ = Isa::kPortable;
   const Fold* fold_ = nullptr;
-  float *keyed_ = nullptr, *slabbed_ = nullptr, *state_ = nullptr, *partial_ = nullptr;
+  // Columns of cache lines for run; what does not fit is not prefetched.
+  static constexpr std::int64_t kMaxPrefetch = 64;
+  PrefetchColumn prefetch_[kMaxPrefetch];
+  std::int64_t prefetch_count_ = 0;
+  std::int64_t position_ = 0;
+  float *keyed_ = nullptr, *slabbed_ = nullptr, *state_ = nullptr, *low_ = nullptr;
+  float *partial_ = nullptr, *scores_ = nullptr;
 };
 
 // Zeros the rows of x that no segment covers, as tasks of a run: one per batch row.

@@ -131,7 +131,7 @@ double log_decay_of(const RecurrenceSpec& spec, std::int64_t state) {
   return std::min(spec.log_decay[static_cast<std::size_t>(state)], 0.0);
 }
 
-Fold::Fold(double log_decay, bool shifted) {
+Fold::Fold(double log_decay, bool shifted) : log_decay(log_decay) {
   constexpr double kGuard = -60 * 0.6931471805599453;
   while (block > 1 && static_cast<double>(block) * log_decay < kGuard) block /= 2;
   const double decay = std::exp(log_decay);

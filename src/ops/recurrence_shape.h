@@ -68,6 +68,7 @@ inline Rows<float> rows_of(const Tensor& x, const Segment& s, std::int64_t head,
 // `shifted`: the decay stands between a token and the next in the order of the pass, not before it
 // (the gradient of the state, which runs backwards).
 struct Fold {
+  double log_decay = 0;
   std::int64_t block = kChunk;
   float enter = 1;          // on S, before the first token of a block
   float read[kChunk];       // P_t
@@ -75,6 +76,8 @@ struct Fold {
   float leave[kChunk + 1];  // on S, after a block of n tokens
 
   Fold(double log_decay, bool shifted);
+  // 1 / P_t, or null where it is 1 everywhere.
+  const float* write_or_null() const { return log_decay == 0 ? nullptr : write; }
 };
 
 // The log decay of a head: 0 without decay.

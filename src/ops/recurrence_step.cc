@@ -105,7 +105,6 @@ struct Step {
     NormalizerArgs a;
     a.tokens = 1;
     a.blocks = padded(shape.features, kKeyBlock) / kKeyBlock;
-    a.block_pitch = kKeyBlock;
     a.k = b.k;
     a.z = b.z;
     a.z_residue = b.z_residue;

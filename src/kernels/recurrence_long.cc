@@ -1,0 +1,287 @@
+// The compensated chunk, for sums that hardly decay, beyond their first 2,048 tokens: sums are
+// formed from zero over 16 tokens and then added to S in two parts, S and what it lost to rounding.
+//
+//     o_i = S^T q_i + sum_(j <= i) (q_i . k_j) v_j        S += sum_j k_j v_j^T
+#include "src/kernels/recurrence.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/kernels/recurrence_long.cc"
+#include "src/kernels/targets.h"
+// After targets.h.
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "src/kernels/partial-inl.h"
+#include "src/kernels/unroll.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ouzel::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace {
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+constexpr std::int64_t kLanes = HWY_LANES(float);
+constexpr int kTileKeys = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+
+// The written halves of 16 tokens of a block of 8 keys, [16][kKeyedPitch], as [8][16].
+HWY_INLINE void transpose_keys(const float* keyed, float* out) {
+#if HWY_TARGET == HWY_AVX3
+  for (int f = 0; f < 8; f += 4) {
+    // Quarter b of x[i]: the four features of token 4 b + i.
+    __m512 x[4];
+    OUZEL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float* p = keyed + i * kKeyedPitch + f;
+      x[i] = _mm512_castps128_ps512(_mm_loadu_ps(p));
+      x[i] = _mm512_insertf32x4(x[i], _mm_loadu_ps(p + 4 * kKeyedPitch), 1);
+      x[i] = _mm512_insertf32x4(x[i], _mm_loadu_ps(p + 8 * kKeyedPitch), 2);
+      x[i] = _mm512_insertf32x4(x[i], _mm_loadu_ps(p + 12 * kKeyedPitch), 3);
+    }
+    const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1]));
+    const __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(x[0], x[1]));
+    const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(x[2], x[3]));
+    const __m512d e = _mm512_castps_pd(_mm512_unpackhi_ps(x[2], x[3]));
+    _mm512_store_ps(out + (f + 0) * kLongChunk, _mm512_castpd_ps(_mm512_unpacklo_pd(a, c)));
+    _mm512_store_ps(out + (f + 1) * kLongChunk, _mm512_castpd_ps(_mm512_unpackhi_pd(a, c)));
+    _mm512_store_ps(out + (f + 2) * kLongChunk, _mm512_castpd_ps(_mm512_unpacklo_pd(b, e)));
+    _mm512_store_ps(out + (f + 3) * kLongChunk, _mm512_castpd_ps(_mm512_unpackhi_pd(b, e)));
+  }
+#else
+  for (int f = 0; f < 8; ++f) {
+    for (int t = 0; t < kLongChunk; ++t) out[f * kLongChunk + t] = keyed[t * kKeyedPitch + f];
+  }
+#endif
+}
+
+// scores[i][j] = q_i . k_j of 16 tokens; those with j > i, and beyond the last token, are not used.
+void scores_of(const float* keyed, std::int64_t key_blocks, float* scores) {
+  const D d;
+  constexpr int kRows = HWY_TARGET == HWY_AVX3 ? 16 : 8;
+  HWY_ALIGN float columns[kKeyBlock * kLongChunk];
+  for (int row = 0; row < kLongChunk; row += kRows) {
+    for (int j = 0; j < kLongChunk; j += static_cast<int>(kLanes)) {
+      V sum[kRows];
+      OUZEL_UNROLL
+      for (int i = 0; i < kRows; ++i) sum[i] = hn::Zero(d);
+      for (std::int64_t b = 0; b < key_blocks; ++b) {
+        const float* block = keyed + b * kKeyedBlockPitch;
+        transpose_keys(block + kKeyBlock, columns);
+        for (int f = 0; f < kKeyBlock; ++f) {
+          const V k = hn::Load(d, columns + f * kLongChunk + j);
+          OUZEL_UNROLL
+          for (int i = 0; i < kRows; ++i) {
+            sum[i] = hn::MulAdd(hn::Set(d, block[(row + i) * kKeyedPitch + f]), k, sum[i]);
+          }
+        }
+      }
+      OUZEL_UNROLL
+      for (int i = 0; i < kRows; ++i) hn::Store(sum[i], d, scores + (row + i) * kLongChunk + j);
+    }
+  }
+}
+
+// Rows [row, row + kRows) of sum_(j <= i) scores[i][j] v_j. Later tokens are skipped, not
+// multiplied by zero.
+template <int kRows, int kVectors>
+HWY_INLINE void recent_rows(const float* scores, const float* values, float* partial, int row) {
+  const D d;
+  V o[kRows][kVectors];
+  OUZEL_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    OUZEL_UNROLL
+    for (int c = 0; c < kVectors; ++c) o[i][c] = hn::Zero(d);
+  }
+  const float* a = scores + row * kLongChunk;
+  for (int j = 0; j < row; ++j) {
+    V v[kVectors];
+    OUZEL_UNROLL
+    for (int c = 0; c < kVectors; ++c) v[c] = hn::Load(d, values + j * kSlab + c * kLanes);
+    OUZEL_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const V w = hn::Set(d, a[i * kLongChunk + j]);
+      OUZEL_UNROLL
+      for (int c = 0; c < kVectors; ++c) o[i][c] = hn::MulAdd(w, v[c], o[i][c]);
+    }
+  }
+  OUZEL_UNROLL
+  for (int j = 0; j < kRows; ++j) {
+    V v[kVectors];
+    OUZEL_UNROLL
+    for (int c = 0; c < kVectors; ++c) v[c] = hn::Load(d, values + (row + j) * kSlab + c * kLanes);
+    OUZEL_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      if (i < j) continue;
+      const V w = hn::Set(d, a[i * kLongChunk + row + j]);
+      OUZEL_UNROLL
+      for (int c = 0; c < kVectors; ++c) o[i][c] = hn::MulAdd(w, v[c], o[i][c]);
+    }
+  }
+  OUZEL_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    OUZEL_UNROLL
+    for (int c = 0; c < kVectors; ++c) {
+      hn::Store(o[i][c], d, partial + (row + i) * kSlab + c * kLanes);
+    }
+  }
+}
+
+// One block of keys over up to 16 tokens: reads S, then adds their sum to it.
+template <bool kRead, int kVectors, bool kLast>
+HWY_INLINE void long_tile(const LongArgs& a, std::int64_t t0, int tokens, std::int64_t key,
+                          std::int64_t column, const PrefetchColumn& next) {
+  const D d;
+  const float* keyed =
+      a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock + t0 * kKeyedPitch;
+  const float* values = a.values + t0 * kSlab + column;
+  float* state = a.state + key * kSlab + column;
+  float* low = a.low + key * kSlab + column;
+  if constexpr (kRead) {
+    V s[kTileKeys][kVectors];
+    OUZEL_UNROLL
+    for (int i = 0; i < kTileKeys; ++i) {
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Load(d, state + i * kSlab + j * kLanes);
+    }
+    for (int t = 0; t < tokens; ++t) {
+      __builtin_prefetch(next.first + (t0 + t) * next.stride, 0, 2);
+      float* partial = a.partial + t * kSlab + column;
+      V o[kVectors];
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) o[j] = hn::Load(d, partial + j * kLanes);
+      OUZEL_UNROLL
+      for (int i = 0; i < kTileKeys; ++i) {
+        const V q = hn::Set(d, keyed[t * kKeyedPitch + i]);
+        OUZEL_UNROLL
+        for (int j = 0; j < kVectors; ++j) o[j] = hn::MulAdd(q, s[i][j], o[j]);
+      }
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        if constexpr (kLast) {
+          store_first(d, hn::Mul(o[j], hn::Set(d, a.factor[t0 + t])),
+                      a.out + (t0 + t) * a.out_stride + column + j * kLanes,
+                      a.width - column - j * kLanes);
+        } else {
+          hn::Store(o[j], d, partial + j * kLanes);
+        }
+      }
+    }
+  }
+  V sum[kTileKeys][kVectors];
+  OUZEL_UNROLL
+  for (int i = 0; i < kTileKeys; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(d);
+  }
+  for (int t = 0; t < tokens; ++t) {
+    V v[kVectors];
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) v[j] = hn::Load(d, values + t * kSlab + j * kLanes);
+    OUZEL_UNROLL
+    for (int i = 0; i < kTileKeys; ++i) {
+      const V k = hn::Set(d, keyed[t * kKeyedPitch + kKeyBlock + i]);
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(k, v[j], sum[i][j]);
+    }
+  }
+  // Fast two-sum (Dekker): exact where S is the larger, which is where long sums are lost; else it
+  // errs by a rounding of the chunk's sum.
+  OUZEL_UNROLL
+  for (int i = 0; i < kTileKeys; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const std::int64_t at = i * kSlab + j * kLanes;
+      const V before = hn::Load(d, state + at);
+      const V change = hn::Add(sum[i][j], hn::Load(d, low + at));
+      const V after = hn::Add(before, change);
+      hn::Store(after, d, state + at);
+      hn::Store(hn::Sub(change, hn::Sub(after, before)), d, low + at);
+    }
+  }
+}
+
+// S + low times e^g, as S + low + (S + low) expm1(g).
+void decay(const LongArgs& a) {
+  const D d;
+  const V shrink = hn::Set(d, a.leave_minus_1);
+  for (std::int64_t i = 0; i < a.key_blocks * kKeyBlock * kSlab; i += kLanes) {
+    const V before = hn::Load(d, a.state + i), low = hn::Load(d, a.low + i);
+    const V change = hn::MulAdd(before, shrink, hn::MulAdd(low, shrink, low));
+    const V after = hn::Add(before, change);
+    hn::Store(after, d, a.state + i);
+    hn::Store(hn::Sub(change, hn::Sub(after, before)), d, a.low + i);
+  }
+}
+
+template <bool kRead, int kVectors>
+void long_columns(const LongArgs& a, std::int64_t column, std::int64_t& prefetched) {
+  const std::int64_t keys = a.key_blocks * kKeyBlock;
+  const std::int64_t first = prefetched;
+  for (std::int64_t t = 0; t < a.tokens; t += kLongChunk) {
+    const int tokens = static_cast<int>(HWY_MIN(kLongChunk, a.tokens - t));
+    if constexpr (kRead) {
+      const float* scores = a.scores + t * kLongChunk;
+      const float* values = a.values + t * kSlab + column;
+      int row = 0;
+      for (; row + 4 <= tokens; row += 4) {
+        recent_rows<4, kVectors>(scores, values, a.partial + column, row);
+      }
+      for (; row < tokens; ++row) {
+        recent_rows<1, kVectors>(scores, values, a.partial + column, row);
+      }
+    }
+    // Each block of keys prefetches its column for these 16 tokens.
+    prefetched = first;
+    for (std::int64_t key = 0; key < keys; key += kTileKeys) {
+      PrefetchColumn next{a.partial, 0};
+      if (prefetched < a.prefetch_count) next = a.prefetch[prefetched++];
+      if (key + kTileKeys < keys) {
+        long_tile<kRead, kVectors, false>(a, t, tokens, key, column, next);
+      } else {
+        long_tile<kRead, kVectors, true>(a, t, tokens, key, column, next);
+      }
+    }
+  }
+}
+
+template <bool kRead>
+std::int64_t long_slab(const LongArgs& a) {
+  std::int64_t column = 0, prefetched = 0;
+  for (; column + kLanes < a.width; column += 2 * kLanes) {
+    long_columns<kRead, 2>(a, column, prefetched);
+  }
+  if (column < a.width) long_columns<kRead, 1>(a, column, prefetched);
+  if (a.leave_minus_1 != 0.0f) decay(a);
+  return prefetched;
+}
+
+}  // namespace
+
+void RecurrenceScores(std::int64_t tokens, std::int64_t key_blocks, const float* keyed,
+                      float* scores) {
+  for (std::int64_t t = 0; t < tokens; t += kLongChunk) {
+    scores_of(keyed + t * kKeyedPitch, key_blocks, scores + t * kLongChunk);
+  }
+}
+
+std::int64_t RecurrenceLong(const LongArgs& a) {
+  return a.out != nullptr ? long_slab<true>(a) : long_slab<false>(a);
+}
+
+}  // namespace ouzel::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/kernels/dispatch.h"
+
+namespace ouzel {
+HWY_EXPORT(RecurrenceScores);
+HWY_EXPORT(RecurrenceLong);
+void recurrence_scores(Isa isa, std::int64_t tokens, std::int64_t key_blocks, const float* keyed,
+                       float* scores) {
+  OUZEL_DISPATCH(isa, RecurrenceScores)(tokens, key_blocks, keyed, scores);
+}
+std::int64_t recurrence_long(Isa isa, const LongArgs& args) {
+  return OUZEL_DISPATCH(isa, RecurrenceLong)(args);
+}
+}  // namespace ouzel
+#endif

@@ -1,0 +1,486 @@
+// What linear_attention and retention promise beyond agreeing with the reference: bit for bit the
+// same for any thread count, batch company, packing and padding; nothing depends on later tokens;
+// states can be handed on; long sums stay exact; a step allocates nothing.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include <gtest/gtest.h>
+
+#include "ouzel/error.h"
+#include "src/kernels/recurrence.h"
+#include "tests/recurrence_case.h"
+
+namespace {
+std::atomic<std::int64_t> allocations{0};
+}  // namespace
+
+// Not inlined: the compiler would take free for the wrong partner of new.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+
+namespace ouzel {
+namespace {
+
+using namespace test;
+using enum FeatureMapKind;
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+std::vector<RecurrenceCase> cases() {
+  return {
+      {.name = "plain", .tokens = 200, .hq = 1, .hk = 1, .hv = 1, .k = 24, .v = 100},
+      {.name = "elu1", .batch = 2, .tokens = 130, .map = kElu1, .normalize = true},
+      {.name = "product", .tokens = 130, .map = kElementwiseProduct, .normalize = true},
+      {.name = "noncausal", .tokens = 130, .map = kElu1, .normalize = true, .causal = false},
+      {.name = "retention", .tokens = 130, .hq = 4, .hk = 2, .hv = 4, .decay = true},
+      {.name = "reverse", .tokens = 130, .hq = 4, .reverse = true},
+      {.name = "strong", .tokens = 130, .decay = true, .log_decay = {-2, -50}},
+      {.name = "long", .tokens = 2300, .hq = 1, .hk = 1, .hv = 1, .map = kElu1, .normalize = true},
+  };
+}
+
+TEST(RecurrenceInvariance, ThreadCountChangesNoBit) {
+  for (Isa isa : supported_isas()) {
+    for (const RecurrenceCase& c : cases()) {
+      SCOPED_TRACE(c.name + " " + name_of(isa));
+      const RecurrenceData data(c, 7);
+      Context one({.threads = 1, .isa = isa});
+      RecurrenceRun expected(data);
+      expected.forward(one);
+      expected.backward(one);
+      for (int threads : {2, 3, 7}) {
+        Context context({.threads = threads, .isa = isa, .poison_scratch = true});
+        RecurrenceRun run(data);
+        run.forward(context);
+        run.backward(context);
+        EXPECT_TRUE(same_bits(run.o.memory(), expected.o.memory()));
+        EXPECT_TRUE(same_bits(run.final.s, expected.final.s));
+        EXPECT_TRUE(same_bits(run.final.z, expected.final.z));
+        EXPECT_TRUE(same_bits(run.dq.memory(), expected.dq.memory()));
+        EXPECT_TRUE(same_bits(run.dk.memory(), expected.dk.memory()));
+        EXPECT_TRUE(same_bits(run.dv.memory(), expected.dv.memory()));
+        EXPECT_TRUE(same_bits(run.d_initial.s, expected.d_initial.s));
+        EXPECT_TRUE(same_bits(run.d_initial.z, expected.d_initial.z));
+        for (int i = 0; i < 4; ++i) EXPECT_TRUE(same_bits(run.dw[0][i], expected.dw[0][i]));
+      }
+    }
+  }
+}
+
+// Three sequences: alone, as rows of a padded batch whose padding is NaN, packed along T.
+TEST(RecurrenceInvariance, CompanyAndPaddingChangeNoBit) {
+  const std::vector<std::int64_t> lengths = {70, 1, 129};
+  for (Isa isa : supported_isas()) {
+    for (bool decay : {false, true}) {
+      Context context({.threads = 2, .isa = isa, .poison_scratch = true});
+      const std::int64_t k = 24, v = 40, heads = 2, longest = 130;
+      Random random(3);
+      const Doubles rows[] = {random_array<double>(random, {1, 200, heads, k}),
+                              random_array<double>(random, {1, 200, heads, k}),
+                              random_array<double>(random, {1, 200, heads, v}),
+                              random_array<double>(random, {1, 200, heads, v})};
+      struct Result {
+        std::vector<float> o, dq, dk, dv, s;
+      };
+      // Lays the sequences out with each one's first row at (batch, begin), NaN elsewhere, runs,
+      // and collects the rows in order.
+      const auto run = [&](std::int64_t batch, std::int64_t tokens, const Segments& segments,
+                           std::int64_t first) {
+        std::vector<float> in[4], out[4];
+        const std::int64_t sizes[] = {k, k, v, v};
+        for (int x = 0; x < 4; ++x) {
+          const std::int64_t row = heads * sizes[x];
+          in[x].assign(static_cast<std::size_t>(batch * tokens * row),
+                       std::numeric_limits<float>::quiet_NaN());
+          out[x].assign(in[x].size(), 5.0f);
+          std::int64_t from = first;
+          for (const Segment& s : segments.list) {
+            for (std::int64_t t = 0; t < s.length; ++t, ++from) {
+              for (std::int64_t i = 0; i < row; ++i) {
+                in[x][static_cast<std::size_t>((s.batch * tokens + s.begin + t) * row + i)] =
+                    static_cast<float>(rows[x].data[static_cast<std::size_t>(from * row + i)]);
+              }
+            }
+          }
+        }
+        const auto view = [&](std::vector<float>& x, std::int64_t size) {
+          return View<float, 4>(x.data(), {batch, tokens, heads, size});
+        };
+        RecurrenceInputs inputs;
+        inputs.q = Tensor(view(in[0], k));
+        inputs.k = Tensor(view(in[1], k));
+        inputs.v = Tensor(view(in[2], v));
+        inputs.segments = &segments;
+        States final(segments.count(), heads, k, v);
+        RecurrenceOutputs outputs;
+        outputs.o = view(out[3], v);
+        outputs.final_state = final.view;
+        RecurrenceOutputGrads up;
+        up.o = Tensor(view(in[3], v));
+        RecurrenceInputGrads grads;
+        grads.q = view(out[0], k);
+        grads.k = view(out[1], k);
+        grads.v = view(out[2], v);
+        LinearAttentionOptions options;
+        options.feature_map.kind = kElu1;
+        options.normalize = true;
+        if (decay) {
+          retention(context, {}, inputs, outputs);
+          retention_backward(context, {}, inputs, nullptr, up, grads);
+        } else {
+          linear_attention(context, options, inputs, outputs);
+          linear_attention_backward(context, options, inputs, nullptr, up, grads, nullptr);
+        }
+        Result r;
+        r.s = final.s;
+        std::vector<float>* to[] = {&r.dq, &r.dk, &r.dv, &r.o};
+        for (int x = 0; x < 4; ++x) {
+          const std::int64_t row = heads * sizes[x];
+          std::vector<bool> inside(static_cast<std::size_t>(batch * tokens));
+          for (const Segment& s : segments.list) {
+            for (std::int64_t t = 0; t < s.length; ++t) {
+              const std::int64_t at = s.batch * tokens + s.begin + t;
+              inside[static_cast<std::size_t>(at)] = true;
+              to[x]->insert(to[x]->end(), out[x].begin() + at * row,
+                            out[x].begin() + (at + 1) * row);
+            }
+          }
+          for (std::size_t t = 0; t < inside.size(); ++t) {
+            for (std::int64_t i = 0; i < row && !inside[t]; ++i) {
+              EXPECT_EQ(out[x][t * static_cast<std::size_t>(row) + static_cast<std::size_t>(i)], 0);
+            }
+          }
+        }
+        return r;
+      };
+      Result alone;
+      std::int64_t first = 0;
+      for (std::int64_t length : lengths) {
+        const Result r = run(1, length, Segments::whole(1, length), first);
+        alone.o.insert(alone.o.end(), r.o.begin(), r.o.end());
+        alone.dq.insert(alone.dq.end(), r.dq.begin(), r.dq.end());
+        alone.dk.insert(alone.dk.end(), r.dk.begin(), r.dk.end());
+        alone.dv.insert(alone.dv.end(), r.dv.begin(), r.dv.end());
+        alone.s.insert(alone.s.end(), r.s.begin(), r.s.end());
+        first += length;
+      }
+      const std::vector<std::int64_t> cu = {0, 70, 71, 200};
+      const Result others[] = {run(1, 200, Segments::packed(cu), 0),
+                               run(3, longest, Segments::padded(lengths, longest), 0),
+                               run(3, longest, Segments::padded(lengths, longest, true), 0)};
+      for (const Result& r : others) {
+        SCOPED_TRACE(name_of(isa));
+        EXPECT_TRUE(same_bits(r.o, alone.o));
+        EXPECT_TRUE(same_bits(r.dq, alone.dq));
+        EXPECT_TRUE(same_bits(r.dk, alone.dk));
+        EXPECT_TRUE(same_bits(r.dv, alone.dv));
+        EXPECT_TRUE(same_bits(r.s, alone.s));
+      }
+    }
+  }
+}
+
+TEST(RecurrenceInvariance, LaterTokensChangeNoEarlierOutput) {
+  for (Isa isa : supported_isas()) {
+    Context context({.threads = 2, .isa = isa, .poison_scratch = true});
+    for (const RecurrenceCase& c : cases()) {
+      if (!c.causal || c.reverse) continue;
+      SCOPED_TRACE(c.name + " " + name_of(isa));
+      const RecurrenceData data(c, 11);
+      RecurrenceRun run(data);
+      run.forward(context);
+      for (const std::int64_t t : {std::int64_t{1}, c.tokens / 2 + 3, c.tokens - 1}) {
+        RecurrenceRun other(data);
+        for (Strided* x : {&other.q, &other.k, &other.v}) {
+          const View<float, 4> view = x->view();
+          for (std::int64_t b = 0; b < c.batch; ++b) {
+            for (std::int64_t h = 0; h < view.extent[2]; ++h) {
+              std::fill_n(view(b, t, h), view.extent[3], std::numeric_limits<float>::quiet_NaN());
+            }
+          }
+        }
+        other.forward(context);
+        const View<float, 4> a = run.o.view(), b = other.o.view();
+        for (std::int64_t n = 0; n < c.batch; ++n) {
+          EXPECT_EQ(std::memcmp(a(n), b(n), static_cast<std::size_t>(t * a.stride[1]) * 4), 0) << t;
+        }
+      }
+    }
+  }
+}
+
+// The call over tokens [begin, end) of a run, from and into `states`.
+void forward_part(Context& context, RecurrenceRun& run, std::int64_t begin, std::int64_t end,
+                  States& states) {
+  const auto part = [begin, end](View<float, 4> x) {
+    return View<float, 4>(x(0, begin), {x.extent[0], end - begin, x.extent[2], x.extent[3]},
+                          x.stride);
+  };
+  RecurrenceInputs inputs;
+  inputs.q = Tensor(part(run.q.view()));
+  inputs.k = Tensor(part(run.k.view()));
+  inputs.v = Tensor(part(run.v.view()));
+  inputs.initial_state = states.view;
+  RecurrenceOutputs outputs;
+  outputs.o = part(run.o.view());
+  outputs.final_state = states.view;  // in place
+  if (run.data.c.decay) {
+    retention(context, run.retention_options(), inputs, outputs);
+  } else {
+    linear_attention(context, run.linear_options(), inputs, outputs);
+  }
+}
+
+TEST(RecurrenceInvariance, StatesAreHandedOn) {
+  for (Isa isa : supported_isas()) {
+    Context context({.threads = 2, .isa = isa, .poison_scratch = true});
+    for (const RecurrenceCase& base : cases()) {
+      if (!base.causal || base.reverse) continue;
+      RecurrenceCase c = base;
+      c.states = false;
+      SCOPED_TRACE(c.name + " " + name_of(isa));
+      const RecurrenceData data(c, 5);
+      RecurrenceRun whole(data);
+      States whole_state(data.n, c.hv, data.f, c.v, true);
+      forward_part(context, whole, 0, c.tokens, whole_state);
+      const double largest = std::max(rms(whole.o.values()), rms(doubles(whole_state.s)));
+      for (std::int64_t split :
+           {std::int64_t{0}, std::int64_t{64}, std::int64_t{77}, std::int64_t{128},
+            std::int64_t{2048}, std::int64_t{2176}, std::int64_t{2200}, c.tokens}) {
+        if (split > c.tokens) continue;
+        RecurrenceRun run(data);
+        States state(data.n, c.hv, data.f, c.v, true);
+        forward_part(context, run, 0, split, state);
+        EXPECT_EQ(state.sequences[0].position, split);
+        forward_part(context, run, split, c.tokens, state);
+        EXPECT_LE(relative_error(whole.o.values(), run.o.values(), largest), 5e-6) << split;
+        EXPECT_LE(relative_error(doubles(whole_state.s), doubles(state.s), largest), 5e-6);
+        if (split % 64 == 0 || split == c.tokens) {
+          EXPECT_TRUE(same_bits(whole.o.memory(), run.o.memory())) << split;
+          EXPECT_TRUE(same_bits(whole_state.s, state.s)) << split;
+          EXPECT_TRUE(same_bits(whole_state.s_residue, state.s_residue)) << split;
+          EXPECT_TRUE(same_bits(whole_state.z, state.z)) << split;
+          EXPECT_TRUE(same_bits(whole_state.z_residue, state.z_residue)) << split;
+        }
+      }
+    }
+  }
+}
+
+// A stream of narrow positive numbers, in pieces, then token by token: a plain float32 sum would be
+// off by 1e-3.
+TEST(RecurrenceInvariance, LongStreamsStayExact) {
+  constexpr std::int64_t kTokens = 200000, kPiece = 8192, kSteps = 3000, kK = 3, kV = 2;
+  struct Stream {
+    const char* name;
+    bool normalize;
+    double log_decay;
+  };
+  const Stream streams[] = {{"sum", false, 0},
+                            {"elu1", true, 0},
+                            {"decay 1e-6", false, -1e-6},
+                            {"decay 1e-4", false, -1e-4},
+                            {"decay 4.8e-4", false, -4.8e-4},
+                            {"decay 1e-3", false, -1e-3}};
+  for (Isa isa : supported_isas()) {
+    for (const Stream& stream : streams) {
+      SCOPED_TRACE(std::string(stream.name) + " " + name_of(isa));
+      Context context({.threads = 1, .isa = isa});
+      LinearAttentionOptions linear;
+      linear.feature_map.kind = stream.normalize ? kElu1 : kIdentity;
+      linear.normalize = stream.normalize;
+      linear.scale = 1;
+      RetentionOptions decayed;
+      decayed.scale = 1;
+      decayed.log_decay = {&stream.log_decay, 1};
+      States state(1, 1, kK, kV, true);
+      double s[kK][kV] = {}, z[kK] = {};
+      Random random(17);
+      std::vector<double> truth, found;
+      std::vector<float> q(kPiece * kK), k(kPiece * kK), v(kPiece * kV), o(kPiece * kV);
+      const auto piece = [&](std::int64_t tokens, bool step) {
+        for (float* x : {q.data(), k.data()}) {
+          for (std::int64_t i = 0; i < tokens * kK; ++i) x[i] = random.uniform(0.33, 0.34);
+        }
+        for (std::int64_t i = 0; i < tokens * kV; ++i) {
+          v[static_cast<std::size_t>(i)] = random.uniform(0.33, 0.34);
+        }
+        const View<float, 4> qv(q.data(), {1, tokens, 1, kK}), kv(k.data(), {1, tokens, 1, kK});
+        const View<float, 4> vv(v.data(), {1, tokens, 1, kV}), ov(o.data(), {1, tokens, 1, kV});
+        if (step) {
+          stream.log_decay != 0
+              ? retention_step(context, decayed, Tensor(qv), Tensor(kv), Tensor(vv), state.view, ov)
+              : linear_attention_step(context, linear, Tensor(qv), Tensor(kv), Tensor(vv),
+                                      state.view, ov);
+        } else {
+          RecurrenceInputs inputs;
+          inputs.q = Tensor(qv);
+          inputs.k = Tensor(kv);
+          inputs.v = Tensor(vv);
+          inputs.initial_state = state.view;
+          RecurrenceOutputs outputs;
+          outputs.o = ov;
+          outputs.final_state = state.view;
+          stream.log_decay != 0 ? retention(context, decayed, inputs, outputs)
+                                : linear_attention(context, linear, inputs, outputs);
+        }
+        const double decay = std::exp(stream.log_decay);
+        const double shift = stream.normalize ? 1 : 0;  // elu1 of positive numbers
+        for (std::int64_t t = 0; t < tokens; ++t) {
+          double den = stream.normalize ? 1e-6 : 1;
+          double out[kV] = {};
+          for (std::int64_t i = 0; i < kK; ++i) {
+            const auto at = static_cast<std::size_t>(t * kK + i);
+            const double phi_k = static_cast<double>(k[at]) + shift;
+            const double phi_q = static_cast<double>(q[at]) + shift;
+            z[i] += phi_k;
+            if (stream.normalize) den += phi_q * z[i];
+            for (std::int64_t j = 0; j < kV; ++j) {
+              s[i][j] = decay * s[i][j] +
+                        phi_k * static_cast<double>(v[static_cast<std::size_t>(t * kV + j)]);
+              out[j] += phi_q * s[i][j];
+            }
+          }
+          for (std::int64_t j = 0; j < kV; ++j) {
+            truth.push_back(out[j] / den);
+            found.push_back(static_cast<double>(o[static_cast<std::size_t>(t * kV + j)]));
+          }
+        }
+      };
+      for (std::int64_t t = 0; t < kTokens; t += kPiece)
+        piece(std::min(kPiece, kTokens - t), false);
+      for (std::int64_t t = 0; t < kSteps; ++t) piece(1, true);
+      // The whole, and its end alone: early outputs must not hide late ones.
+      EXPECT_LE(relative_error(truth, found, 0), 3e-5);
+      const auto end = static_cast<std::ptrdiff_t>(truth.size() - 2 * kSteps * kV);
+      EXPECT_LE(
+          relative_error({truth.begin() + end, truth.end()}, {found.begin() + end, found.end()}, 0),
+          3e-5);
+      std::vector<double> s_truth;
+      for (auto& row : s) s_truth.insert(s_truth.end(), row, row + kV);
+      EXPECT_LE(relative_error(s_truth, doubles(state.s), 0), 3e-5);
+    }
+  }
+}
+
+// The gradients of a sequence longer than 2,048 tokens, both sweeps in two parts.
+TEST(RecurrenceInvariance, GradientsOfLongSequences) {
+  for (Isa isa : supported_isas()) {
+    Context context({.threads = 2, .isa = isa, .poison_scratch = true});
+    for (bool decay : {false, true}) {
+      RecurrenceCase c{.tokens = 6000, .hq = 1, .hk = 1, .hv = 1, .k = 8, .v = 6, .decay = decay};
+      if (decay) c.log_decay = {-1e-4};
+      c.map = decay ? kIdentity : kElu1;
+      c.normalize = !decay;
+      c.positive = true;
+      const RecurrenceData data(c, 23);
+      const auto truth = reference::recurrence_backward(data.a, data.up);
+      RecurrenceRun run(data);
+      run.backward(context);
+      EXPECT_LE(relative_error(truth.q.data, run.dq.values(), rms(truth.v.data)), 3e-5);
+      EXPECT_LE(relative_error(truth.k.data, run.dk.values(), rms(truth.v.data)), 3e-5);
+      EXPECT_LE(relative_error(truth.v.data, run.dv.values(), 0), 3e-5);
+      EXPECT_LE(relative_error(truth.s0.data, doubles(run.d_initial.s), 0), 3e-5);
+    }
+  }
+}
+
+TEST(RecurrenceInvariance, AHardResetForgetsEvenNaN) {
+  for (Isa isa : supported_isas()) {
+    Context context({.threads = 1, .isa = isa, .poison_scratch = true});
+    RecurrenceCase c{.tokens = 70, .decay = true};
+    const double inf = std::numeric_limits<double>::infinity();
+    c.log_decay = {-inf, -inf};
+    const RecurrenceData data(c, 2);
+    RecurrenceRun run(data);
+    std::fill(run.initial.s.begin(), run.initial.s.end(), std::numeric_limits<float>::quiet_NaN());
+    const auto truth = reference::recurrence(data.a);
+    run.forward(context);
+    EXPECT_LE(relative_error(truth.o.data, run.o.values(), 0), 5e-6);
+    const View<float, 4> q = run.q.view();
+    const auto first = [](View<float, 4> x) {
+      return View<float, 4>(x.data, {1, 1, x.extent[2], x.extent[3]}, x.stride);
+    };
+    std::vector<float> before(run.o.memory());
+    retention_step(context, run.retention_options(), Tensor(first(q)), Tensor(first(run.k.view())),
+                   Tensor(first(run.v.view())), run.initial.view, first(run.o.view()));
+    for (float x : run.initial.s) EXPECT_TRUE(std::isfinite(x));
+  }
+}
+
+TEST(RecurrenceInvariance, StepsAllocateNothing) {
+  for (const RecurrenceCase& c :
+       {RecurrenceCase{
+            .tokens = 1, .k = 64, .v = 64, .map = kElementwiseProduct, .normalize = true},
+        RecurrenceCase{.tokens = 1, .k = 64, .v = 64, .decay = true}}) {
+    Context context({.threads = 2});
+    const RecurrenceData data(c, 1);
+    RecurrenceRun run(data);
+    const Tensor q = run.q.view(), k = run.k.view(), v = run.v.view(), o = run.o.view();
+    const LinearAttentionOptions linear = run.linear_options();
+    const RetentionOptions decayed = run.retention_options();
+    const auto step = [&] {
+      c.decay ? retention_step(context, decayed, q, k, v, run.initial.view, o)
+              : linear_attention_step(context, linear, q, k, v, run.initial.view, o);
+    };
+    step();
+    const std::int64_t before = allocations.load();
+    const std::size_t scratch = context.scratch_bytes();
+    for (int i = 0; i < 10; ++i) step();
+    EXPECT_EQ(allocations.load(), before);
+    EXPECT_EQ(context.scratch_bytes(), scratch);
+  }
+}
+
+TEST(RecurrenceInvariance, RefusesWhatDoesNotFit) {
+  Context context({.threads = 1});
+  const auto message = [&](const RecurrenceCase& c, auto change) -> std::string {
+    const RecurrenceData data(c, 1);
+    RecurrenceRun run(data);
+    RecurrenceInputs inputs = run.inputs();
+    RecurrenceOutputs outputs;
+    outputs.o = run.o.view();
+    outputs.final_state = run.final.view;
+    LinearAttentionOptions options = run.linear_options();
+    change(options, inputs, outputs);
+    try {
+      linear_attention(context, options, inputs, outputs);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument);
+      return e.what();
+    }
+    return "";
+  };
+  using O = LinearAttentionOptions&;
+  using I = RecurrenceInputs&;
+  using R = RecurrenceOutputs&;
+  EXPECT_EQ(message({}, [](O, I, R) {}), "");
+  EXPECT_NE(message({}, [](O, I i, R) { i.k.extent[3] = 7; }).find("same key size"),
+            std::string::npos);
+  EXPECT_NE(message({}, [](O, I i, R) { i.v.extent[1] = 3; }).find("same batch and tokens"),
+            std::string::npos);
+  EXPECT_NE(message({.hv = 3}, [](O, I, R) {}).find("multiple"), std::string::npos);
+  EXPECT_NE(message({}, [](O, I i, R) { i.q.dtype = DType::kF64; }).find("float32"),
+            std::string::npos);
+  EXPECT_NE(message({}, [](O, I i, R) { i.q.stride[3] = 2; }).find("contiguous"),
+            std::string::npos);
+  EXPECT_NE(message({}, [](O, I, R r) { r.o.extent[2] = 1; }).find("o must be"), std::string::npos);
+  EXPECT_NE(message({}, [](O, I, R r) { r.final_state.keys = 3; }).find("final state"),
+            std::string::npos);
+  EXPECT_NE(message({}, [](O o, I, R) { o.feature_map.kind = kElementwiseProduct; }).find("w1"),
+            std::string::npos);
+  EXPECT_NE(message({}, [](O o, I, R) { o.form = Form::kParallel; }).find("no states"),
+            std::string::npos);
+  EXPECT_NE(message({}, [](O o, I, R) { o.eps = -1; }).find("eps"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ouzel
