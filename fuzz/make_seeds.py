@@ -35,6 +35,15 @@ SEEDS = {
                                "matrix": ("F16", [2, 3])}, {"op": "gla", "scale": "0.5"}),
         "cut": safetensors({"w": ("F32", [4])})[:-1],
     },
+    "config_fuzz": {
+        model: json.dumps({
+            "model_type": model, "hidden_size": 64, "num_heads": 2, "num_hidden_layers": 3,
+            "vocab_size": 256, "hidden_ratio": 4, "norm_eps": 1e-6, "expand_v": 2,
+            "feature_map": "elu", "use_short_conv": True, "window_size": 16,
+            "attn": {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "rope_theta": 1e4},
+        }).encode()
+        for model in ("retnet", "linear_attn", "transformer")
+    },
     "json_fuzz": {
         "values": b'{"a":[1,-2,0.5e3,true,false,null],"b":{"c":"\\u00e9\\n"}}',
         "deep": b"[" * 63 + b"]" * 63,
