@@ -10,7 +10,7 @@ out=build/demo
 heldout_books='Ruth|Est|Jonah|Rom|Heb'
 layers=4 dim=128 heads=4
 train=("$ouzel" train --data "$out/train.txt" --model retnet --layers "$layers" --dim "$dim"
-       --heads "$heads" --context 256 --batch 16 --lr 4e-3 --warmup 30 --validation 0.01 --seed 1)
+       --heads "$heads" --context 256 --batch 8 --lr 6e-3 --warmup 50 --validation 0.01 --seed 1)
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 calculate() { python3 -c "print($1)"; }

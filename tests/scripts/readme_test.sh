@@ -3,7 +3,7 @@
 # usage: readme_test.sh README FOLDER_OF_OUZEL
 set -euo pipefail
 readme=$(realpath "$1")
-export PATH=$2:$PATH
+export PATH=$(realpath "$2"):$PATH
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cp "$readme" "$scratch/README.md"
