@@ -10,8 +10,8 @@
 
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t max_size);
 
-extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size,
-                                               std::size_t max_size, unsigned seed) {
+inline std::size_t mutate_framed(std::uint8_t* data, std::size_t size, std::size_t max_size,
+                                 unsigned seed) {
   constexpr std::size_t kFrame = 8;
   size = LLVMFuzzerMutate(data, size, max_size);
   if (size < kFrame || seed % 10 == 0) return size;

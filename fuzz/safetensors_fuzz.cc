@@ -8,6 +8,11 @@
 #include "ouzel/error.h"
 #include "src/formats/safetensors.h"
 
+extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size,
+                                               std::size_t max_size, unsigned seed) {
+  return mutate_framed(data, size, max_size, seed);
+}
+
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const ouzel::InputFile file(data, size);
   try {

@@ -1,7 +1,9 @@
-// Files of states: any bytes give a state that the model goes on from, or an Error.
-#include <algorithm>
+// State files: any bytes give a state of the model that can go on, or an Error. Inputs too short to
+// be a file are replaced by a good one, from which the mutations start.
+#include <unistd.h>
+
 #include <cstdint>
-#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -10,62 +12,76 @@
 #include "fuzz/input_file.h"
 #include "ouzel/error.h"
 #include "ouzel/model.h"
+#include "src/formats/files.h"
 
 namespace {
 
-// A layer of each mixer, as small as they come.
-struct Tiny {
-  Tiny() : context({.threads = 1}), model(context, config(), 1) {}
-  static ouzel::ModelConfig config() {
-    auto config = ouzel::ModelConfig::defaults("retnet");
-    config.hidden_size = 16;
+using namespace ouzel;
+
+// Layers of all three kinds, as small as they can be.
+struct Fixture {
+  Context context{ContextOptions{.threads = 1}};
+  Model model{context, config(), 1};
+  Workspace workspace;
+  std::string good;  // the bytes of a state after some tokens
+
+  static ModelConfig config() {
+    ModelConfig config = ModelConfig::defaults("retnet");
+    config.vocab_size = 16;
+    config.hidden_size = 8;
     config.num_hidden_layers = 3;
-    config.intermediate_size = 16;
+    config.intermediate_size = 8;
     config.mixer.num_heads = 2;
-    config.vocab_size = 8;
-    for (const char* type : {"transformer", "linear_attn"}) {
-      auto mixer = ouzel::ModelConfig::defaults(type).mixer;
-      mixer.num_heads = 2;
-      config.attn.push_back({{static_cast<std::int64_t>(config.attn.size()) + 1}, mixer});
-    }
+    config.attn = {{{1}, MixerConfig::defaults(MixerKind::kSoftmaxAttention)},
+                   {{2}, MixerConfig::defaults(MixerKind::kLinearAttention)}};
+    for (ModelConfig::Hybrid& hybrid : config.attn) hybrid.mixer.num_heads = 2;
+    config.attn[1].mixer.use_short_conv = true;
     return config;
   }
-  void advance(ouzel::State& state) {
-    const std::int32_t tokens[] = {1, 2, 3};
-    float logits[8];
-    model.forward(context, workspace, tokens, state, {logits, {1, 8}});
+
+  Fixture() {
+    State state = model.new_state(4);
+    advance(state);
+    state.sampler = {1, 2, 3};
+    const auto path =
+        std::filesystem::temp_directory_path() / ("ouzel-state-fuzz-" + std::to_string(::getpid()));
+    state.save(path.string());
+    good = read_file(path.string());
+    std::filesystem::remove(path);
   }
 
-  ouzel::Context context;
-  ouzel::Model model;
-  ouzel::Workspace workspace;
+  void advance(State& state) {
+    const std::vector<std::int32_t> tokens = {1, 2, 3};
+    std::vector<float> logits(16);
+    model.forward(context, workspace, tokens, state, {logits.data(), {1, 16}});
+  }
 };
 
-Tiny& tiny() {
-  static Tiny instance;
-  return instance;
+Fixture& fixture() {
+  static Fixture one;
+  return one;
 }
 
 }  // namespace
 
-// A state of the model is the seed: the corpus is the first argument that is no flag.
-extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
-  char** end = *argv + *argc;
-  char** corpus = std::find_if(*argv + 1, end, [](const char* a) { return a[0] != '-'; });
-  if (corpus != end && std::filesystem::is_directory(*corpus)) {
-    ouzel::State state = tiny().model.new_state(8);
-    tiny().advance(state);
-    state.save(std::string(*corpus) + "/valid.state");
+extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size,
+                                               std::size_t max_size, unsigned seed) {
+  const std::string& good = fixture().good;
+  if (size < 8 && good.size() <= max_size) {
+    std::memcpy(data, good.data(), good.size());
+    return good.size();
   }
-  return 0;
+  return mutate_framed(data, size, max_size, seed);
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  const ouzel::InputFile file(data, size);
+  const InputFile file(data, size);
   try {
-    ouzel::State state = tiny().model.load_state(file.path(), 8);
-    if (state.position() < 1'000'000) tiny().advance(state);
-  } catch (const ouzel::Error&) {
+    State state = fixture().model.load_state(file.path(), 1);
+    if (state.position() > 1000) return 0;  // room for so many tokens is a matter of memory
+    state.reserve(state.position() + 3);
+    fixture().advance(state);
+  } catch (const Error&) {
   }
   return 0;
 }

@@ -14,6 +14,7 @@
 #include "src/ops/reference/recurrence.h"
 #include "src/ops/reference/short_conv.h"
 #include "src/ops/reference/softmax_attention.h"
+#include "tests/compare.h"
 
 namespace ouzel::test {
 
@@ -79,5 +80,21 @@ Segments& segments_of(Call& call);
 
 // Equal shapes and bits.
 bool same_bits(const Floats& a, const Floats& b);
+
+// All results of a call against those of its reference.
+template <class Real>
+void expect_within(const Results<Real>& got, const Results<double>& truth, const Bounds& bounds,
+                   double gradient_floor = kFloor) {
+  Comparison comparison;
+  ASSERT_EQ(got.outputs.size(), truth.outputs.size());
+  ASSERT_EQ(got.gradients.size(), truth.gradients.size());
+  for (std::size_t i = 0; i < truth.outputs.size(); ++i) {
+    comparison.output(truth.outputs[i].name, got.outputs[i].array, truth.outputs[i].array);
+  }
+  for (std::size_t i = 0; i < truth.gradients.size(); ++i) {
+    comparison.gradient(truth.gradients[i].name, got.gradients[i].array, truth.gradients[i].array);
+  }
+  comparison.expect_within(bounds, gradient_floor);
+}
 
 }  // namespace ouzel::test

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "src/base/bounds.h"
-#include "tests/calls.h"
+#include "src/ops/reference/array.h"
 
 namespace ouzel::test {
 
@@ -85,21 +85,5 @@ class Comparison {
 
   std::vector<Entry> outputs_, gradients_;
 };
-
-// All results of a call against those of its reference.
-template <class Real>
-void expect_within(const Results<Real>& got, const Results<double>& truth, const Bounds& bounds,
-                   double gradient_floor = kFloor) {
-  Comparison comparison;
-  ASSERT_EQ(got.outputs.size(), truth.outputs.size());
-  ASSERT_EQ(got.gradients.size(), truth.gradients.size());
-  for (std::size_t i = 0; i < truth.outputs.size(); ++i) {
-    comparison.output(truth.outputs[i].name, got.outputs[i].array, truth.outputs[i].array);
-  }
-  for (std::size_t i = 0; i < truth.gradients.size(); ++i) {
-    comparison.gradient(truth.gradients[i].name, got.gradients[i].array, truth.gradients[i].array);
-  }
-  comparison.expect_within(bounds, gradient_floor);
-}
 
 }  // namespace ouzel::test

@@ -1,18 +1,16 @@
-// The short convolution against its float64 reference and the golden files, and its promises bit
-// for bit: threads, packing, padding, splits and steps.
+// The short convolution against its float64 reference, and its promises bit for bit: threads,
+// packing, padding, splits and steps.
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 
 #include <gtest/gtest.h>
 
 #include "ouzel/error.h"
 #include "ouzel/short_conv.h"
+#include "src/ops/reference/short_conv.h"
 #include "tests/compare.h"
 #include "tests/count_allocations.h"
-#include "tests/golden_check.h"
 #include "tests/random_arrays.h"
 
 namespace ouzel::test {
@@ -136,30 +134,6 @@ TEST_P(ShortConvTest, AgreesWithTheReference) {
       }
     }
   }
-}
-
-TEST_P(ShortConvTest, AgreesWithTheGoldenFiles) {
-  const char* given = std::getenv("OUZEL_SHARED");
-  const std::string shared =
-      std::string(given != nullptr && *given != '\0' ? given : OUZEL_SOURCE_DIR "/../shared") +
-      "/golden/dev";
-  int files = 0;
-  for (const std::string& folder : {std::string(OUZEL_SOURCE_DIR "/tests/golden"), shared}) {
-    if (!std::filesystem::exists(folder)) continue;
-    for (const std::string& path : golden_files(folder)) {
-      if (path.find("/short_conv-") == std::string::npos) continue;
-      SCOPED_TRACE(path);
-      const GoldenFile f = load_golden(path);
-      const Outcome r = run(context_, short_conv_of(f), {f.tensor("do"), f.tensor("dht")});
-      expect_golden<float>(
-          f,
-          {{{"o", r.y}, {"final_state", r.s}},
-           {{"dx", r.dx}, {"dweight", r.dweight}, {"dbias", r.dbias}, {"dh0", r.d_initial}}},
-          kFloat32);
-      ++files;
-    }
-  }
-  EXPECT_GE(files, 9);
 }
 
 // Sequences of a call with padding of NaN between them: like the reference, and bit for bit what

@@ -23,7 +23,7 @@ namespace {
 
 struct Options {
   std::string input, output, op;
-  std::map<std::string, std::string> attributes;  // given as flags
+  std::map<std::string, std::string> attributes;  // given as flags; empty: not given
   bool backward = false, compare = false, list = false;
   CommonOptions common;
 };
@@ -84,7 +84,9 @@ std::map<std::string, std::string> attributes_of(const SafetensorsReader& file,
       check_metadata(file.path(), info, key, value);
     }
   }
-  for (const auto& [key, value] : flags) attributes[key] = value;
+  for (const auto& [key, value] : flags) {
+    if (!value.empty()) attributes[key] = value;
+  }
   return attributes;
 }
 
@@ -283,18 +285,12 @@ void declare_attributes(CLI::App& parser, const std::shared_ptr<Options>& option
   }
   for (const auto& [name, attribute] : attributes) {
     const std::string flag = flag_of(name);
-    const auto set = [options, name = name](const std::string& text) {
-      options->attributes[name] = text;
-    };
-    CLI::Option* option = nullptr;
-    if (attribute->kind == AttributeKind::kFlag) {
-      option = parser.add_flag_function(
-          flag + ",!--no-" + flag.substr(2),
-          [set](std::int64_t count) { set(count > 0 ? "true" : "false"); }, attribute->meaning);
-    } else {
-      option = parser.add_option_function<std::string>(flag, set, attribute->meaning)
-                   ->type_name(value_name(attribute->kind));
-    }
+    std::string& value = options->attributes[name];
+    CLI::Option* option =
+        attribute->kind == AttributeKind::kFlag
+            ? parser.add_flag(flag + ",!--no-" + flag.substr(2), value, attribute->meaning)
+            : parser.add_option(flag, value, attribute->meaning)
+                  ->type_name(value_name(attribute->kind));
     option->group("Attributes");
   }
 }

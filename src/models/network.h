@@ -37,7 +37,7 @@ class Network {
   void pack(Context& context);
   std::size_t packed_bytes() const;
   std::size_t scratch_bytes() const;  // of the operators, shared between threads
-  std::string fingerprint() const;  // of configuration and weights
+  std::string fingerprint() const;    // of configuration and weights
 
   State new_state(std::int64_t capacity) const { return State(layout_, capacity); }
   static SequenceMemory memory(const State& state);
