@@ -14,7 +14,7 @@
 namespace ouzel::app {
 namespace {
 
-constexpr int kBar = 24;
+constexpr std::size_t kBar = 24;
 
 void put(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stderr); }
 
@@ -35,13 +35,17 @@ void Progress::draw(std::int64_t done, std::int64_t total, const std::string& te
   const bool due = now - last_ >= std::chrono::milliseconds(100) || done == total;
   if (!live_ || !due) return;
   last_ = now;
+  // The bar takes what the text leaves of the line: one that wraps could not be drawn over.
+  const std::size_t room = columns() - 1;
+  const std::size_t bar = text.size() + 3 > room ? 0 : std::min(kBar, room - text.size() - 3);
   std::string row;
-  if (total > 0) {
-    const auto filled = static_cast<std::size_t>(kBar * std::min(done, total) / total);
-    row = fmt::format("[{:<{}}] ", std::string(filled, '='), kBar);
+  if (total > 0 && bar >= 4) {
+    const double share = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
+    const auto filled = static_cast<std::size_t>(share * static_cast<double>(bar));
+    row = fmt::format("[{:<{}}] ", std::string(filled, '='), bar);
   }
   row += text;
-  row.resize(std::min(row.size(), columns() - 1));  // a wrapped line could not be drawn over
+  row.resize(std::min(row.size(), room));
   put("\r\x1b[K" + row);
   drawn_ = true;
 }
