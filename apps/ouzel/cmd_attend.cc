@@ -146,6 +146,14 @@ Inputs read_inputs(const SafetensorsReader& file, const OperatorInfo& info, bool
   return inputs;
 }
 
+// What an attribute means, may be and is if it is not given.
+std::string explained(const AttributeInfo& attribute) {
+  std::string text = attribute.meaning;
+  if (!attribute.choices.empty()) text += ": " + joined(attribute.choices);
+  if (!attribute.fallback.empty()) text += " (default: " + attribute.fallback + ")";
+  return text;
+}
+
 std::string signature(const std::vector<TensorInfo>& tensors, bool gradients) {
   std::vector<std::string> parts;
   for (const TensorInfo& info : tensors) {
@@ -197,10 +205,7 @@ void list_operators(bool json) {
                           info.formula, info.source, signature(info.inputs, false),
                           signature(info.outputs, true)));
     for (const AttributeInfo& attribute : info.attributes) {
-      std::string meaning = attribute.meaning;
-      if (!attribute.choices.empty()) meaning += ": " + joined(attribute.choices);
-      if (!attribute.fallback.empty()) meaning += " (default: " + attribute.fallback + ")";
-      write_out(fmt::format("  {:<14} {}\n", flag_of(attribute.name), meaning));
+      write_out(fmt::format("  {:<14} {}\n", flag_of(attribute.name), explained(attribute)));
     }
     write_out("\n");
   }
@@ -288,8 +293,8 @@ void declare_attributes(CLI::App& parser, const std::shared_ptr<Options>& option
     std::string& value = options->attributes[name];
     CLI::Option* option =
         attribute->kind == AttributeKind::kFlag
-            ? parser.add_flag(flag + ",!--no-" + flag.substr(2), value, attribute->meaning)
-            : parser.add_option(flag, value, attribute->meaning)
+            ? parser.add_flag(flag + ",!--no-" + flag.substr(2), value, explained(*attribute))
+            : parser.add_option(flag, value, explained(*attribute))
                   ->type_name(value_name(attribute->kind));
     option->group("Attributes");
   }
