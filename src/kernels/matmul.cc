@@ -43,16 +43,9 @@ HWY_INLINE auto first_lanes(int64_t count) {
   return hn::FirstN(D(), static_cast<size_t>(std::clamp<int64_t>(count, 0, kLanes)));
 }
 
-// Rows [begin, end) of the next tile, fetched while one step of columns is computed.
-struct NextRows {
-  int64_t begin, end;
-};
-// Inner indices between two fetches: a cache line of each row of A.
-constexpr int64_t kFetchInner = 16;
-
 template <int kRows, int kVectors, TileLayout kLayout>
 HWY_INLINE void Multiply(const RowTile& t, const float* HWY_RESTRICT b, float* HWY_RESTRICT c,
-                         int64_t columns, NextRows next) {
+                         int64_t columns) {
   const D d;
   constexpr int64_t kRowStep = kLayout == TileLayout::kRowMajor ? kTileRowStride : 1;
   constexpr int64_t kInnerStep = kLayout == TileLayout::kRowMajor ? 1 : kTileMaxRows;
@@ -81,9 +74,7 @@ HWY_INLINE void Multiply(const RowTile& t, const float* HWY_RESTRICT b, float* H
       const float* row = c + begin / kFetchInner * c_stride;
       for (int v = 0; v < kVectors * kLanes; v += 16) hwy::Prefetch(row + v);
     }
-    for (int64_t r = next.begin; r < next.end; ++r) {
-      __builtin_prefetch(t.next + r * t.next_stride + begin, 0, 2);
-    }
+    if (t.ahead != nullptr) t.ahead->advance();
     const int64_t count = std::min(kFetchInner, t.inner - begin);
     for (int64_t k = 0; k < count; ++k) {
       V row[kVectors];
@@ -122,19 +113,17 @@ template <int kRows, TileLayout kLayout>
 void MultiplyRows(const RowTile& t) {
   constexpr int kVectors = vectors_for(kRows);
   constexpr int64_t kStep = kVectors * kLanes;
-  const int64_t steps = (t.columns + kStep - 1) / kStep;
   int64_t column = 0;
   // Steps over several panels stop where the panels do.
   constexpr int64_t kPadded = std::min<int64_t>(kStep, kPanelWidth);
-  for (int64_t step = 0; column + (kStep - kPadded) < t.columns; column += kStep, ++step) {
-    const NextRows next{step * t.next_rows / steps, (step + 1) * t.next_rows / steps};
+  for (; column + (kStep - kPadded) < t.columns; column += kStep) {
     const float* b = t.b + column / kPanelWidth * t.panel_stride + column % kPanelWidth;
-    Multiply<kRows, kVectors, kLayout>(t, b, t.c + column, t.columns - column, next);
+    Multiply<kRows, kVectors, kLayout>(t, b, t.c + column, t.columns - column);
   }
   if constexpr (kStep > kPanelWidth) {
     for (; column < t.columns; column += kPanelWidth) {
       const float* b = t.b + column / kPanelWidth * t.panel_stride;
-      Multiply<kRows, kPanelVectors, kLayout>(t, b, t.c + column, t.columns - column, {0, 0});
+      Multiply<kRows, kPanelVectors, kLayout>(t, b, t.c + column, t.columns - column);
     }
   }
 }
@@ -155,19 +144,30 @@ void MultiplyTile(TileLayout layout, const RowTile& t) {
   }
 }
 
-void PackRow(const float* HWY_RESTRICT row, int64_t columns, int64_t step, int64_t width,
-             float* HWY_RESTRICT to, int64_t to_stride) {
+// The width is a constant here: as a variable the copies become calls of memcpy, three times as
+// slow.
+template <int kWidth>
+void PackPieces(const float* HWY_RESTRICT row, int64_t columns, int64_t step,
+                float* HWY_RESTRICT to, int64_t to_stride) {
   const D d;
   for (int64_t column = 0; column < columns; column += step, to += to_stride) {
     const float* from = row + column;
     const int64_t left = columns - column;
-    if (left >= width) {
-      for (int64_t i = 0; i < width; i += kLanes) hn::Store(hn::LoadU(d, from + i), d, to + i);
-    } else {
-      for (int64_t i = 0; i < width; i += kLanes) {
-        hn::Store(hn::MaskedLoad(first_lanes(left - i), d, from + i), d, to + i);
-      }
+    HWY_UNROLL(4)
+    for (int i = 0; i < kWidth; i += kLanes) {
+      const bool whole = left >= i + kLanes;
+      hn::Store(whole ? hn::LoadU(d, from + i) : hn::MaskedLoad(first_lanes(left - i), d, from + i),
+                d, to + i);
     }
+  }
+}
+
+void PackRow(const float* row, int64_t columns, int64_t step, int64_t width, float* to,
+             int64_t to_stride) {
+  if (width == kPanelWidth) {
+    PackPieces<kPanelWidth>(row, columns, step, to, to_stride);
+  } else {
+    PackPieces<kTileMaxRows>(row, columns, step, to, to_stride);
   }
 }
 

@@ -30,6 +30,28 @@ enum class TileSum {
   kAdd,       // from 0; C += s
 };
 
+// Rows of a matrix that will be packed next. They are fetched into the second-level cache while
+// tiles are computed, `rate` cache lines for every kFetchInner inner indices.
+struct FetchAhead {
+  const float* row = nullptr;
+  std::int64_t rows = 0, stride = 0, columns = 0;
+  std::int64_t rate = 0;
+  std::int64_t column = 0;  // where in the row it stands
+
+  void advance() {
+    for (std::int64_t i = 0; i < rate && rows > 0; ++i) {
+      __builtin_prefetch(row + column, 0, 2);
+      column += 16;
+      if (column >= columns) {
+        column = 0;
+        row += stride;
+        --rows;
+      }
+    }
+  }
+};
+inline constexpr std::int64_t kFetchInner = 16;
+
 // Rows [0, rows) of A times columns [0, columns) of consecutive panels.
 struct RowTile {
   const float* a = nullptr;
@@ -41,10 +63,7 @@ struct RowTile {
   float* c = nullptr;
   std::int64_t c_stride = 0;  // from row to row
   TileSum sum = TileSum::kAssign;
-  // The rows of A that will be packed next: fetched into the second-level cache meanwhile.
-  const float* next = nullptr;
-  std::int64_t next_rows = 0;
-  std::int64_t next_stride = 0;
+  FetchAhead* ahead = nullptr;
 };
 
 // Rows of a full tile.

@@ -21,8 +21,12 @@ constexpr std::int64_t kTaskColumns = 384;
 constexpr std::int64_t kFewRowsColumns = 256;
 // Tiles of a task. Small enough that 4,096 rows give every thread many tasks.
 constexpr std::int64_t kTaskTiles = 4;
-// Columns of a task of the weight gradient, whose tasks are one tile high.
+// The weight gradient: the largest rectangle of one task, and the tokens of one block. Packed, the
+// block is 0.65 MiB; with the rectangle and the next block, still in its rows, it fits the
+// second-level cache.
+constexpr std::int64_t kWeightRows = 384;
 constexpr std::int64_t kWeightColumns = 192;
+constexpr std::int64_t kWeightTokens = 256;
 // Rows of a matrix that one task packs.
 constexpr std::int64_t kPackRows = 16;
 
@@ -40,9 +44,21 @@ std::int64_t inner_block(std::int64_t inner) {
   return ceil_div(ceil_div(inner, blocks), 16) * 16;
 }
 
+// Lines to fetch at each of the steps of kFetchInner in `inner` x `columns` multiply-adds per row,
+// so that `floats` are there at the end; one line in four more, for rows that begin within a line.
+std::int64_t fetch_rate(std::int64_t floats, std::int64_t inner, std::int64_t columns) {
+  const std::int64_t steps = ceil_div(inner, kFetchInner) * ceil_div(columns, kPanelWidth);
+  return ceil_div(floats * 5, steps * 16 * 4);
+}
+
+// A stride between panels or tiles that are written side by side, row by row: multiples of 4 KiB
+// would put all of them into one set of the first-level cache (measured: packing takes 4 times as
+// long).
+std::int64_t padded(std::int64_t stride) { return stride + kPanelWidth; }
+
 // C [M, N] = A [M, inner] B, from C instead of 0 if accumulate.
-void multiply_rows(Context& context, View<const float, 2> a, const float* panels, View<float, 2> c,
-                   bool accumulate) {
+void multiply_rows(Context& context, View<const float, 2> a, const float* panels,
+                   std::int64_t panel_stride, View<float, 2> c, bool accumulate) {
   const std::int64_t rows = a.extent[0], inner = a.extent[1], columns = c.extent[1];
   if (rows == 0 || columns == 0) return;
   Context::Impl& impl = context.impl();
@@ -69,7 +85,7 @@ void multiply_rows(Context& context, View<const float, 2> a, const float* panels
       const std::int64_t row_begin = task % row_tasks * task_rows;
       const std::int64_t row_end = std::min(row_begin + task_rows, rows);
       RowTile t;
-      t.panel_stride = inner * kPanelWidth;
+      t.panel_stride = panel_stride;
       t.columns = std::min(task_columns, columns - column);
       t.c_stride = c.stride[0];
       std::int64_t k = begin;
@@ -90,11 +106,16 @@ void multiply_rows(Context& context, View<const float, 2> a, const float* panels
           }
           // The next tile: of this task, or the first of the one that this thread likely takes
           // next.
-          std::int64_t next = row + tile;
-          if (next >= row_end) next += (context.threads() - 1) * task_rows;
-          t.next_rows = few ? 0 : std::clamp<std::int64_t>(rows - next, 0, tile);
-          t.next = t.next_rows > 0 ? a(next, k) : nullptr;
-          t.next_stride = a.stride[0];
+          const std::int64_t next =
+              row + tile < row_end ? row + tile : row + tile + (context.threads() - 1) * task_rows;
+          FetchAhead ahead;
+          if (!few && next < rows) {
+            ahead = {a(next, k), std::min(tile, rows - next), a.stride[0], t.inner,
+                     fetch_rate(tile * t.inner, t.inner, t.columns)};
+            t.ahead = &ahead;
+          } else {
+            t.ahead = nullptr;
+          }
           t.c = c(row, column);
           multiply_tile(isa, TileLayout::kRowMajor, t);
         }
@@ -131,7 +152,7 @@ void linear(Context& context, View<const float, 2> x, const PackedMatrix& w, Vie
   check(x.extent[1] == w.inputs(), "linear", "the columns of x", w.inputs(), x.extent[1]);
   check(y.extent[0] == x.extent[0], "linear", "the rows of y", x.extent[0], y.extent[0]);
   check(y.extent[1] == w.outputs(), "linear", "the columns of y", w.outputs(), y.extent[1]);
-  multiply_rows(context, x, w.panels(), y, accumulate);
+  multiply_rows(context, x, w.panels(), w.inputs() * kPanelWidth, y, accumulate);
 }
 
 void linear_backward_input(Context& context, View<const float, 2> dy, View<const float, 2> w,
@@ -143,17 +164,17 @@ void linear_backward_input(Context& context, View<const float, 2> dy, View<const
   if (dx.size() == 0) return;
   const std::int64_t inner = w.extent[0], columns = w.extent[1];
   Context::Impl& impl = context.impl();
-  const std::int64_t count = ceil_div(columns, kPanelWidth);
-  float* panels = impl.shared<float>(count * kPanelWidth * inner);
+  const std::int64_t panel_stride = padded(inner * kPanelWidth);
+  float* panels = impl.shared<float>(ceil_div(columns, kPanelWidth) * panel_stride);
   const Isa isa = context.isa();
   impl.run(ceil_div(inner, kPackRows), [&](std::int64_t task, Scratch&) {
     const std::int64_t end = std::min((task + 1) * kPackRows, inner);
     for (std::int64_t k = task * kPackRows; k < end; ++k) {
       pack_row(isa, w(k), columns, kPanelWidth, kPanelWidth, panels + k * kPanelWidth,
-               inner * kPanelWidth);
+               panel_stride);
     }
   });
-  multiply_rows(context, dy, panels, dx, accumulate);
+  multiply_rows(context, dy, panels, panel_stride, dx, accumulate);
 }
 
 void linear_backward_weight(Context& context, View<const float, 2> dy, View<const float, 2> x,
@@ -167,37 +188,55 @@ void linear_backward_weight(Context& context, View<const float, 2> dy, View<cons
   Context::Impl& impl = context.impl();
   const Isa isa = context.isa();
   const std::int64_t tile = tile_rows(isa);
-  const std::int64_t tiles = ceil_div(rows, tile), panels = ceil_div(columns, kPanelWidth);
-  const std::int64_t column_tasks = ceil_div(columns, kWeightColumns);
-  // Blocks of kTileInner tokens: dy and x are packed, then every tile of dw takes the block's sum.
-  float* a = impl.shared<float>((tiles * kTileMaxRows + panels * kPanelWidth) * kTileInner);
-  float* b = a + tiles * kTileMaxRows * kTileInner;
-  for (std::int64_t begin = 0; begin < tokens; begin += kTileInner) {
-    const std::int64_t inner = std::min(kTileInner, tokens - begin);
-    impl.run(ceil_div(inner, kPackRows), [&](std::int64_t task, Scratch&) {
-      const std::int64_t end = std::min((task + 1) * kPackRows, inner);
-      for (std::int64_t k = task * kPackRows; k < end; ++k) {
-        pack_row(isa, x(begin + k), columns, kPanelWidth, kPanelWidth, b + k * kPanelWidth,
-                 kTileInner * kPanelWidth);
-        pack_row(isa, dy(begin + k), rows, tile, kTileMaxRows, a + k * kTileMaxRows,
-                 kTileInner * kTileMaxRows);
+  // A task owns a rectangle of dw and passes over all tokens in blocks: its columns of dy and x are
+  // packed, then every tile of the rectangle takes the block's sum, while the next block is
+  // fetched.
+  const std::int64_t task_tiles = ceil_div(kWeightRows, tile), task_rows = task_tiles * tile;
+  const std::int64_t row_tasks = ceil_div(rows, task_rows);
+  const std::int64_t panel_stride = padded(kPanelWidth * kWeightTokens);
+  const std::int64_t tile_stride = padded(kTileMaxRows * kWeightTokens);
+  const std::int64_t panel_floats = kWeightColumns / kPanelWidth * panel_stride;
+  impl.reserve(Scratch::rounded(static_cast<std::size_t>(panel_floats + task_tiles * tile_stride) *
+                                sizeof(float)));
+  impl.run(row_tasks * ceil_div(columns, kWeightColumns), [&](std::int64_t task, Scratch& scratch) {
+    float* b = scratch.take<float>(panel_floats + task_tiles * tile_stride);
+    float* a = b + panel_floats;
+    const std::int64_t row_begin = task % row_tasks * task_rows;
+    const std::int64_t column = task / row_tasks * kWeightColumns;
+    const std::int64_t own_rows = std::min(task_rows, rows - row_begin);
+    const std::int64_t own_columns = std::min(kWeightColumns, columns - column);
+    for (std::int64_t begin = 0; begin < tokens; begin += kWeightTokens) {
+      const std::int64_t inner = std::min(kWeightTokens, tokens - begin);
+      for (std::int64_t k = 0; k < inner; ++k) {
+        pack_row(isa, x(begin + k, column), own_columns, kPanelWidth, kPanelWidth,
+                 b + k * kPanelWidth, panel_stride);
+        pack_row(isa, dy(begin + k, row_begin), own_rows, tile, kTileMaxRows, a + k * kTileMaxRows,
+                 tile_stride);
       }
-    });
-    impl.run(tiles * column_tasks, [&](std::int64_t task, Scratch&) {
-      const std::int64_t column = task / tiles * kWeightColumns, row = task % tiles * tile;
-      RowTile t;
-      t.a = a + task % tiles * kTileMaxRows * kTileInner;
-      t.rows = std::min(tile, rows - row);
-      t.inner = inner;
-      t.panel_stride = kTileInner * kPanelWidth;
-      t.b = b + column / kPanelWidth * t.panel_stride;
-      t.columns = std::min(kWeightColumns, columns - column);
-      t.c = dw(row, column);
-      t.c_stride = dw.stride[0];
-      t.sum = TileSum::kAdd;
-      multiply_tile(isa, TileLayout::kInnerMajor, t);
-    });
-  }
+      const std::int64_t next = begin + inner, next_tokens = std::min(kWeightTokens, tokens - next);
+      // Tiles alternate between the two matrices, so each has half of the steps.
+      FetchAhead ahead[2] = {
+          {dy(next, row_begin), next_tokens, dy.stride[0], own_rows,
+           2 * fetch_rate(next_tokens * tile, inner, own_columns)},
+          {x(next, column), next_tokens, x.stride[0], own_columns,
+           2 * fetch_rate(next_tokens * ceil_div(own_columns, ceil_div(own_rows, tile)), inner,
+                          own_columns)}};
+      for (std::int64_t i = 0; i * tile < own_rows; ++i) {
+        RowTile t;
+        t.a = a + i * tile_stride;
+        t.rows = std::min(tile, own_rows - i * tile);
+        t.inner = inner;
+        t.panel_stride = panel_stride;
+        t.b = b;
+        t.columns = own_columns;
+        t.c = dw(row_begin + i * tile, column);
+        t.c_stride = dw.stride[0];
+        t.sum = TileSum::kAdd;
+        t.ahead = &ahead[i % 2];
+        multiply_tile(isa, TileLayout::kInnerMajor, t);
+      }
+    }
+  });
 }
 
 }  // namespace ouzel
