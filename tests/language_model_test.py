@@ -165,7 +165,7 @@ class Generate(ModelTest):
             self.assertIsNone(process.poll())
             first += process.stdout.read(99)
             process.stdout.close()
-            process.stderr.read()
+            self.assertEqual(process.stderr.read(), b"")
             self.assertEqual(process.wait(timeout=20), 0)
         self.assertEqual(first, self.generate("-p", "in", "-n", 100, "--seed", 3))
         self.assertTrue(state.exists())
@@ -263,6 +263,8 @@ class Generate(ModelTest):
         self.assert_fails(run("generate", "-m", self.model, "-f", self.folder / "none"), 1,
                           "No such file")
         self.assert_fails(run("generate", "-m", self.folder, "-p", "x"), 1, self.folder)
+        self.assert_fails(run("generate", "-m", self.model, "-p", "x", "--state-out",
+                              self.folder / "none" / "state"), 1, "no folder")
 
     def test_foreign_and_damaged_states_are_refused(self):
         state = self.folder / "state"

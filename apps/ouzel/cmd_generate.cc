@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -139,7 +140,7 @@ void report(const Options& options, const Generator& generator, const Outcome& o
   const GenerateStatistics& s = generator.statistics();
   const double prompt_rate = rate(s.prompt_tokens, s.prompt_seconds);
   const double step_rate = rate(s.steps, s.step_seconds);
-  if (options.common.json && !outcome.reader_gone) {
+  if (options.common.json) {
     write_json({{"text", outcome.text},
                 {"base64", base64(outcome.text)},
                 {"finish", outcome.finish},
@@ -173,6 +174,12 @@ int run(const Options& options) {
   if (options.prompt && options.file) {
     throw UsageError("-p and -f are two prompts: give one of them");
   }
+  // Known now rather than after the last token.
+  const std::filesystem::path folder = std::filesystem::path(options.state_out).parent_path();
+  if (!folder.empty() && !std::filesystem::is_directory(folder)) {
+    throw Error(ErrorKind::kIo, fmt::format("cannot save {}: there is no folder {}",
+                                            options.state_out, folder.string()));
+  }
   Context context = options.common.patient_context();
   const Model model = Model::load(context, options.model);
   State state = options.state_in.empty() ? model.new_state() : model.load_state(options.state_in);
@@ -182,7 +189,7 @@ int run(const Options& options) {
 
   const Outcome outcome = stream(options, generator);
   if (!options.state_out.empty()) generator.state().save(options.state_out);
-  report(options, generator, outcome);
+  if (!outcome.reader_gone) report(options, generator, outcome);
   return outcome.finish == std::string_view("interrupted") ? kInterrupted : 0;
 }
 
