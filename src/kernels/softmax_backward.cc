@@ -23,23 +23,31 @@ struct BackwardTile {
   float* o = nullptr;          // [V][kTile]
   float* q_rows = nullptr;     // [kTile][K rounded up to lanes]
   float* do_rows = nullptr;    // [kTile][V rounded up to lanes]
+  bool finite = false;         // all of q_rows and do_rows
   float* dq = nullptr;         // [K rounded up to kPanel][kTile]
   float* reference = nullptr;  // [kTile] the score whose weight is about 1: lse / scale
   float* rest = nullptr;       // [kTile] its weight
   float* dot = nullptr;        // [kTile] D
 };
 
-// to[r][c] = rows[r][c], filled up with zeros to `ld`.
-HWY_INLINE void pack_rows(const float* const* rows, std::int64_t count, std::int64_t cols,
+// to[r][c] = rows[r][c], filled up with zeros to `ld`, a multiple of kLanes. Returns whether all
+// are finite.
+HWY_INLINE bool pack_rows(const float* const* rows, std::int64_t count, std::int64_t cols,
                           float* HWY_RESTRICT to, std::int64_t ld) {
+  const D d;
+  V nothing = hn::Zero(d);  // 0 x, which is NaN for an x of infinity or NaN
   for (std::int64_t r = 0; r < count; ++r) {
-    std::copy_n(rows[r], cols, to + r * ld);
     std::fill_n(to + r * ld + cols, ld - cols, 0.0f);
+    std::copy_n(rows[r], cols, to + r * ld);
+    for (std::int64_t c = 0; c < ld; c += kLanes) {
+      nothing = hn::MulAdd(hn::LoadU(d, to + r * ld + c), hn::Zero(d), nothing);
+    }
   }
+  return hn::AllTrue(d, hn::Eq(nothing, hn::Zero(d)));
 }
 
 HWY_INLINE void load_tile(const SoftmaxBackwardArgs& args, const Scale& scale, std::int64_t head,
-                          const BackwardTile& tile) {
+                          BackwardTile& tile) {
   const D d;
   const std::int64_t features = args.shape.key_size, values = args.shape.value_size;
   const float* rows[kTile];
@@ -49,12 +57,14 @@ HWY_INLINE void load_tile(const SoftmaxBackwardArgs& args, const Scale& scale, s
     rows[i] = args.q.row(tile.first + std::min(i, tile.count - 1), head);
   }
   pack_transposed(rows, lanes, features, scale.pack, tile.q, kTile);
-  pack_rows(rows, tile.count, features, tile.q_rows, round_up(features, kLanes));
+  tile.finite = pack_rows(rows, tile.count, features, tile.q_rows, round_up(features, kLanes));
   for (std::int64_t i = 0; i < kTile; ++i) {
     rows[i] = args.d_o.row(tile.first + std::min(i, tile.count - 1), head);
   }
   pack_transposed(rows, lanes, values, 1.0f, tile.d_o, kTile);
-  pack_rows(rows, tile.count, values, tile.do_rows, round_up(values, kLanes));
+  const bool do_finite =
+      pack_rows(rows, tile.count, values, tile.do_rows, round_up(values, kLanes));
+  tile.finite = tile.finite && do_finite;
   for (std::int64_t i = 0; i < kTile; ++i) {
     const std::int64_t query = tile.first + std::min(i, tile.count - 1);
     rows[i] = args.o.row(query, head);
@@ -89,62 +99,62 @@ HWY_INLINE void differentiate(const Sight& s, const Scale& scale, const Backward
     for (std::int64_t j = s.any_begin[v]; j < s.any_end[v]; ++j) {
       float* at_p = p + j * kTile + v * kLanes;
       const V x = hn::Sub(hn::LoadU(d, at_p), reference);
-      const V weight = hn::Mul(math::exp2(d, hn::Mul(x, to_base2)), rest);
-      hn::StoreU(weight, d, at_p);
+      const V w = hn::Mul(weight(d, hn::Mul(x, to_base2)), rest);
+      hn::StoreU(w, d, at_p);
       if (ds == nullptr) continue;
       float* at_ds = ds + j * kTile + v * kLanes;
-      hn::StoreU(hn::Mul(weight, hn::Sub(hn::LoadU(d, at_ds), dot)), d, at_ds);
+      hn::StoreU(hn::Mul(w, hn::Sub(hn::LoadU(d, at_ds), dot)), d, at_ds);
     }
+    if (s.whole) continue;
+    clear_unseen(s, v, p);
+    if (ds != nullptr) clear_unseen(s, v, ds);
   }
 }
 
-// acc[j][f] += sum over the queries i that see key j, in order, of weights[j][i] rows[i][f].
-// `ld` (a multiple of kLanes) is the row length of rows and acc.
-HWY_INLINE void scatter(const SoftmaxShape& shape, std::int64_t first, std::int64_t count,
-                        std::int64_t begin, std::int64_t keys, const float* weights,
-                        const float* rows, std::int64_t ld, float* acc) {
+// acc[j][f] += sum over the queries i that see key j, in order, of weights[j][i] rows[i][f]. `ld`
+// (a multiple of kLanes) is the row length of rows and acc. Weights of what is not seen are 0.
+HWY_INLINE void scatter(const SoftmaxShape& shape, const BackwardTile& tile, std::int64_t begin,
+                        std::int64_t keys, const float* weights, const float* rows, std::int64_t ld,
+                        float* acc) {
   const D d;
-  const auto query = [&](std::int64_t i) { return std::clamp<std::int64_t>(i - first, 0, count); };
+  const auto query = [&](std::int64_t i) {
+    return std::clamp<std::int64_t>(i - tile.first, 0, tile.count);
+  };
   for (std::int64_t j = 0; j < keys; j += kPanel) {
     const std::int64_t a = begin + j, z = begin + std::min(j + kPanel, keys) - 1;
-    const std::int64_t any_begin = query(a - shape.offset - shape.after);
-    const std::int64_t any_end = query(z - shape.offset + shape.before + 1);
-    const std::int64_t full_begin =
-        std::clamp(query(z - shape.offset - shape.after), any_begin, any_end);
-    const std::int64_t full_end =
-        std::clamp(query(a - shape.offset + shape.before + 1), full_begin, any_end);
-    const auto one_by_one = [&](std::int64_t from, std::int64_t to) HWY_ATTR {
-      for (std::int64_t i = from; i < to; ++i) {
-        for (std::int64_t r = a; r <= z; ++r) {
-          const std::int64_t distance = first + i + shape.offset - r;
-          if (distance > shape.before || -distance > shape.after) continue;
-          const V w = hn::Set(d, weights[(r - begin) * kTile + i]);
-          float* to_row = acc + (r - begin) * ld;
-          for (std::int64_t f = 0; f < ld; f += kLanes) {
-            hn::StoreU(hn::MulAdd(w, hn::LoadU(d, rows + i * ld + f), hn::LoadU(d, to_row + f)), d,
-                       to_row + f);
-          }
-        }
-      }
-    };
-    one_by_one(any_begin, full_begin);
-    if (full_begin < full_end) {
+    const std::int64_t from = query(a - shape.offset - shape.after);
+    const std::int64_t to = query(z - shape.offset + shape.before + 1);
+    if (from >= to) continue;
+    if (tile.finite) {
       for (std::int64_t f = 0; f < ld;) {
         const std::int64_t left = (ld - f) / kLanes;
         const std::int64_t vecs = left == 4 ? 2 : std::min<std::int64_t>(left, 3);
-        multiply_vecs<Into::kAdd, 1, kTile>(vecs, weights + j * kTile + full_begin,
-                                            rows + full_begin * ld + f, ld, full_end - full_begin,
-                                            acc + j * ld + f, ld, nullptr);
+        multiply_vecs<Into::kAdd, 1, kTile>(vecs, weights + j * kTile + from, rows + from * ld + f,
+                                            ld, to - from, acc + j * ld + f, ld, nullptr);
         f += vecs * kLanes;
       }
+      continue;
     }
-    one_by_one(full_end, any_end);
+    // Infinities and NaN must not meet keys that do not see them.
+    for (std::int64_t r = a; r <= z; ++r) {
+      for (std::int64_t f = 0; f < ld; f += kLanes) {
+        V sum = hn::Zero(d);
+        for (std::int64_t i = from; i < to; ++i) {
+          const std::int64_t distance = tile.first + i + shape.offset - r;
+          if (distance > shape.before || -distance > shape.after) continue;
+          sum = hn::MulAdd(hn::Set(d, weights[(r - begin) * kTile + i]),
+                           hn::LoadU(d, rows + i * ld + f), sum);
+        }
+        float* at = acc + (r - begin) * ld + f;
+        hn::StoreU(hn::Add(hn::LoadU(d, at), sum), d, at);
+      }
+    }
   }
 }
 
 // dq[f][i] += sum over the keys j that query i sees, in order, of panels[f][j] ds[j][i].
 HWY_INLINE void gather_dq(const Sight& s, const float* panels, std::int64_t panel_count,
-                          const float* ds, std::int64_t keys, float* dq) {
+                          bool finite, const float* ds, std::int64_t keys, float* dq) {
   if (s.whole) {
     for (std::int64_t p = 0; p < panel_count; ++p) {
       multiply_vecs<Into::kContinue, kPanel, 1>(s.vecs, panels + p * kSoftmaxBlock * kPanel, ds,
@@ -153,7 +163,7 @@ HWY_INLINE void gather_dq(const Sight& s, const float* panels, std::int64_t pane
     }
     return;
   }
-  for (std::int64_t v = 0; v < s.vecs; ++v) gather_vector(s, v, panels, panel_count, ds, dq);
+  (finite ? gather_finite : gather_careful)(s, panels, panel_count, ds, dq);
 }
 
 void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
@@ -199,6 +209,7 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
       }
     }
   }
+  bool finite[kBlocks];
   const float* k_rows[kSoftmaxBlock];
   const float* v_rows[kSoftmaxBlock];
   for (std::int64_t span = args.begin; span < args.end; span += kSoftmaxSpan) {
@@ -211,8 +222,8 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
                       key_panels + b * kSoftmaxBlock * features);
       pack_key_panels(v_rows, round_up(keys, kPanel), values,
                       value_panels + b * kSoftmaxBlock * values);
-      pack_feature_panels(k_rows, keys, features,
-                          key_features + b * kSoftmaxBlock * feature_panels * kPanel);
+      finite[b] = pack_feature_panels(k_rows, keys, features,
+                                      key_features + b * kSoftmaxBlock * feature_panels * kPanel);
     }
     std::fill_n(dk, kSoftmaxSpan * feature_ld, 0.0f);
     std::fill_n(dv, kSoftmaxSpan * value_ld, 0.0f);
@@ -229,22 +240,24 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
           const std::int64_t end = std::min(begin + kSoftmaxBlock, span_end);
           const Sight s = see(shape, tile.first, tile.count, begin, end);
           if (s.none) continue;
-          score(s, key_panels + b * kSoftmaxBlock * features, tile.q, features, end - begin, p);
+          score<Into::kAssign>(s, key_panels + b * kSoftmaxBlock * features, tile.q, features,
+                               end - begin, p, nullptr);
           if (want_ds) {
-            score(s, value_panels + b * kSoftmaxBlock * values, tile.d_o, values, end - begin, ds);
+            score<Into::kAssign>(s, value_panels + b * kSoftmaxBlock * values, tile.d_o, values,
+                                 end - begin, ds, nullptr);
           }
           differentiate(s, scale, tile, p, want_ds ? ds : nullptr);
           if (args.dv != nullptr) {
-            scatter(shape, tile.first, tile.count, begin, end - begin, p, tile.do_rows, value_ld,
+            scatter(shape, tile, begin, end - begin, p, tile.do_rows, value_ld,
                     dv + b * kSoftmaxBlock * value_ld);
           }
           if (args.dk != nullptr) {
-            scatter(shape, tile.first, tile.count, begin, end - begin, ds, tile.q_rows, feature_ld,
+            scatter(shape, tile, begin, end - begin, ds, tile.q_rows, feature_ld,
                     dk + b * kSoftmaxBlock * feature_ld);
           }
           if (args.dq.data != nullptr) {
             gather_dq(s, key_features + b * kSoftmaxBlock * feature_panels * kPanel, feature_panels,
-                      ds, end - begin, tile.dq);
+                      finite[b], ds, end - begin, tile.dq);
           }
         }
         if (args.dq.data != nullptr) {

@@ -24,49 +24,71 @@ struct Tile {
   float* l = nullptr;  // [kTile] running sum
 };
 
-// p in place of the scores, and the step of m and l.
-HWY_INLINE void weigh(const Sight& s, const Scale& scale, float* scores, const Tile& tile,
-                      float* alpha) {
+// p in place of the scores of vectors [at, at + NV), which see keys [begin, end), and the step of m
+// and l; max is the new m.
+template <int NV>
+HWY_INLINE void weigh_vecs(std::int64_t at, std::int64_t begin, std::int64_t end,
+                           const Scale& scale, const float* max, float* scores, const Tile& tile,
+                           float* alpha) {
   const D d;
-  for (std::int64_t v = 0; v < s.vecs; ++v) {
-    const std::int64_t begin = s.any_begin[v], end = s.any_end[v];
-    float* column = scores + v * kLanes;
-    const auto mask_out = [&](std::int64_t from, std::int64_t to) HWY_ATTR {
-      for (std::int64_t j = from; j < to; ++j) {
-        const V x = hn::LoadU(d, column + j * kTile);
-        hn::StoreU(hn::IfThenElse(seeing_lanes(s, j, v), x, hn::Set(d, -kInf)), d,
-                   column + j * kTile);
-      }
-    };
-    const std::int64_t full_begin = std::clamp(s.full_begin[v], begin, end);
-    const std::int64_t full_end = std::clamp(s.full_end[v], full_begin, end);
-    mask_out(begin, full_begin);
-    mask_out(full_end, end);
-
-    const V old = hn::LoadU(d, tile.m + v * kLanes);
-    V m = old;
-    for (std::int64_t j = begin; j < end; ++j) m = hn::Max(m, hn::LoadU(d, column + j * kTile));
+  const V to_base2 = hn::Set(d, scale.to_base2);
+  V shift[NV], sum[NV];
+  HWY_UNROLL(3)
+  for (int v = 0; v < NV; ++v) {
+    const V m = hn::LoadU(d, max + at + v * kLanes);
     // A query that has seen no score above -inf keeps weights of 2^-inf = 0.
-    const V shift = hn::IfThenElse(hn::Eq(m, hn::Set(d, -kInf)), hn::Zero(d), m);
-    const V to_base2 = hn::Set(d, scale.to_base2);
-    V sum = hn::Zero(d);
-    for (std::int64_t j = begin; j < end; ++j) {
-      const V x = hn::Sub(hn::LoadU(d, column + j * kTile), shift);
-      const V p = math::exp2(d, hn::Mul(x, to_base2));
-      sum = hn::Add(sum, p);
-      hn::StoreU(p, d, column + j * kTile);
+    shift[v] = hn::IfThenElse(hn::Eq(m, hn::Set(d, -kInf)), hn::Zero(d), m);
+    sum[v] = hn::Zero(d);
+  }
+  for (std::int64_t j = begin; j < end; ++j) {
+    HWY_UNROLL(3)
+    for (int v = 0; v < NV; ++v) {
+      float* to = scores + j * kTile + at + v * kLanes;
+      const V p = weight(d, hn::Mul(hn::Sub(hn::LoadU(d, to), shift[v]), to_base2));
+      sum[v] = hn::Add(sum[v], p);
+      hn::StoreU(p, d, to);
     }
-    const V a = math::exp2(d, hn::Mul(hn::Sub(old, shift), to_base2));
-    hn::StoreU(m, d, tile.m + v * kLanes);
-    hn::StoreU(a, d, alpha + v * kLanes);
-    hn::StoreU(hn::MulAdd(hn::LoadU(d, tile.l + v * kLanes), a, sum), d, tile.l + v * kLanes);
+  }
+  HWY_UNROLL(3)
+  for (int v = 0; v < NV; ++v) {
+    float* m = tile.m + at + v * kLanes;
+    float* l = tile.l + at + v * kLanes;
+    const V a = weight(d, hn::Mul(hn::Sub(hn::LoadU(d, m), shift[v]), to_base2));
+    hn::StoreU(a, d, alpha + at + v * kLanes);
+    hn::StoreU(hn::LoadU(d, max + at + v * kLanes), d, m);
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, l), a, sum[v]), d, l);
+  }
+}
+
+HWY_INLINE void weigh(const Sight& s, const Scale& scale, std::int64_t keys, float* max,
+                      float* scores, const Tile& tile, float* alpha) {
+  const D d;
+  if (s.whole && s.vecs == kVecs) {
+    weigh_vecs<kVecs>(0, 0, keys, scale, max, scores, tile, alpha);
+    return;
+  }
+  for (std::int64_t v = 0; v < s.vecs; ++v) {
+    if (!s.whole) {
+      float* column = scores + v * kLanes;
+      for_partial_keys(s, v, [&](std::int64_t j) HWY_ATTR {
+        float* at = column + j * kTile;
+        hn::StoreU(hn::IfThenElse(seeing_lanes(s, j, v), hn::LoadU(d, at), hn::Set(d, -kInf)), d,
+                   at);
+      });
+      V m = hn::LoadU(d, tile.m + v * kLanes);
+      for (std::int64_t j = s.any_begin[v]; j < s.any_end[v]; ++j) {
+        m = hn::Max(m, hn::LoadU(d, column + j * kTile));
+      }
+      hn::StoreU(m, d, max + v * kLanes);
+    }
+    weigh_vecs<1>(v * kLanes, s.any_begin[v], s.any_end[v], scale, max, scores, tile, alpha);
   }
 }
 
 // o = o alpha + V^T p, the sum over the block formed from zero: long sums lose little.
 HWY_INLINE void gather(const Sight& s, const float* value_panels, std::int64_t panel_count,
-                       const float* weights, std::int64_t keys, const Tile& tile,
-                       const float* alpha, float* part) {
+                       bool finite, const float* weights, std::int64_t keys, const Tile& tile,
+                       float* alpha, float* part) {
   if (s.whole) {
     for (std::int64_t p = 0; p < panel_count; ++p) {
       multiply_vecs<Into::kScaledAdd, kPanel, 1>(s.vecs, value_panels + p * kSoftmaxBlock * kPanel,
@@ -77,13 +99,12 @@ HWY_INLINE void gather(const Sight& s, const float* value_panels, std::int64_t p
   }
   const D d;
   std::fill_n(part, panel_count * kPanel * kTile, 0.0f);
-  for (std::int64_t v = 0; v < s.vecs; ++v) {
-    gather_vector(s, v, value_panels, panel_count, weights, part);
-    const V a = hn::LoadU(d, alpha + v * kLanes);
-    for (std::int64_t f = 0; f < panel_count * kPanel; ++f) {
+  (finite ? gather_finite : gather_careful)(s, value_panels, panel_count, weights, part);
+  for (std::int64_t f = 0; f < panel_count * kPanel; ++f) {
+    for (std::int64_t v = 0; v < s.vecs; ++v) {
       float* to = tile.o + f * kTile + v * kLanes;
       const V sum = hn::LoadU(d, part + f * kTile + v * kLanes);
-      hn::StoreU(hn::MulAdd(hn::LoadU(d, to), a, sum), d, to);
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, to), hn::LoadU(d, alpha + v * kLanes), sum), d, to);
     }
   }
 }
@@ -96,7 +117,8 @@ HWY_INLINE void finish(const SoftmaxForwardArgs& args, const Scale& scale, const
     const V inverse = hn::IfThenElse(hn::Eq(l, hn::Zero(d)), l, hn::Div(hn::Set(d, 1.0f), l));
     for (std::int64_t f = 0; f < args.shape.value_size; ++f) {
       float* o = tile.o + f * kTile + v * kLanes;
-      hn::StoreU(hn::Mul(hn::LoadU(d, o), inverse), d, o);
+      // + 0: which zeros were added along the way must not show in the sign of a zero.
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, o), inverse, hn::Zero(d)), d, o);
     }
     if (args.lse.data != nullptr) {
       hn::StoreU(math::log(d, l), d, tile.l + v * kLanes);
@@ -129,6 +151,7 @@ void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
   float* scores = take(kSoftmaxBlock * kTile);
   float* part = take(panel_count * kPanel * kTile);
   float* alpha = take(kTile);
+  float* max = take(kTile);
   const std::int64_t tiles_per_head = (args.end - args.begin + kTile - 1) / kTile;
   float* const tile_memory = next;
   const std::int64_t tile_floats = round_up((features + panel_count * kPanel + 2) * kTile, 16);
@@ -165,20 +188,29 @@ void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
       std::clamp<std::int64_t>(args.end + shape.offset + shape.after, first_key, shape.keys);
   const float* k_rows[kSoftmaxBlock];
   const float* v_rows[kSoftmaxBlock];
-  for (std::int64_t begin = first_key / kSoftmaxBlock * kSoftmaxBlock; begin < last_key;
-       begin += kSoftmaxBlock) {
+  const std::int64_t first_block = first_key / kSoftmaxBlock * kSoftmaxBlock;
+  find_rows(args.pieces, args.piece_count, first_block, k_rows, v_rows);
+  for (std::int64_t begin = first_block; begin < last_key; begin += kSoftmaxBlock) {
     const std::int64_t end = std::min(begin + kSoftmaxBlock, shape.keys);
     const std::int64_t keys = end - begin;
-    find_rows(args.pieces, args.piece_count, begin, k_rows, v_rows);
     pack_key_panels(k_rows, round_up(keys, kPanel), features, key_panels);
-    pack_feature_panels(v_rows, keys, shape.value_size, value_panels);
+    const bool finite = pack_feature_panels(v_rows, keys, shape.value_size, value_panels);
+    find_rows(args.pieces, args.piece_count, begin + kSoftmaxBlock, k_rows, v_rows);
     for (std::int64_t t = 0; t < tiles; ++t) {
       const Tile tile = tile_at(t);
+      prefetch_rows(k_rows, t * kSoftmaxBlock / tiles, (t + 1) * kSoftmaxBlock / tiles, features);
+      prefetch_rows(v_rows, t * kSoftmaxBlock / tiles, (t + 1) * kSoftmaxBlock / tiles,
+                    shape.value_size);
       const Sight s = see(shape, tile.first, tile.count, begin, end);
       if (s.none) continue;
-      score(s, key_panels, tile.q, features, keys, scores);
-      weigh(s, scale, scores, tile, alpha);
-      gather(s, value_panels, panel_count, scores, keys, tile, alpha, part);
+      if (s.whole) {
+        std::copy_n(tile.m, kTile, max);
+        score<Into::kAssignMax>(s, key_panels, tile.q, features, keys, scores, max);
+      } else {
+        score<Into::kAssign>(s, key_panels, tile.q, features, keys, scores, nullptr);
+      }
+      weigh(s, scale, keys, max, scores, tile, alpha);
+      gather(s, value_panels, panel_count, finite, scores, keys, tile, alpha, part);
     }
   }
   for (std::int64_t t = 0; t < tiles; ++t) finish(args, scale, tile_at(t));
@@ -205,7 +237,7 @@ std::int64_t softmax_forward_scratch(const SoftmaxShape& shape, std::int64_t que
   constexpr std::int64_t kWidest = kSoftmaxWidestTile;
   const std::int64_t values = (shape.value_size + 7) / 8 * 8;
   const std::int64_t lanes = (queries + kWidest - 1) / kWidest * kWidest;
-  return kSoftmaxBlock * (shape.key_size + values + kWidest) + kWidest * (values + 1) +
+  return kSoftmaxBlock * (shape.key_size + values + kWidest) + kWidest * (values + 2) +
          shape.heads * (lanes * (shape.key_size + values + 2) + 16 * lanes / 3);
 }
 

@@ -110,11 +110,11 @@ void SoftmaxStepKernel(const SoftmaxStepArgs& args) {
       const V shift = hn::IfThenElse(hn::Eq(max, hn::Set(d, -kInf)), hn::Zero(d), max);
       for (std::int64_t j = 0; j < kSoftmaxBlock; j += kLanes) {
         const V x = hn::Sub(hn::LoadU(d, scores + j), shift);
-        hn::StoreU(math::exp2(d, hn::Mul(x, to_base2)), d, scores + j);
+        hn::StoreU(weight(d, hn::Mul(x, to_base2)), d, scores + j);
       }
       float sum = 0;
       for (std::int64_t j = begin; j < end; ++j) sum += scores[j];
-      const V alpha = math::exp2(d, hn::Mul(hn::Sub(hn::Set(d, m[h]), shift), to_base2));
+      const V alpha = weight(d, hn::Mul(hn::Sub(hn::Set(d, m[h]), shift), to_base2));
       m[h] = hn::GetLane(max);
       l[h] = hn::GetLane(hn::MulAdd(hn::Set(d, l[h]), alpha, hn::Set(d, sum)));
       const float a = hn::GetLane(alpha);
@@ -130,7 +130,7 @@ void SoftmaxStepKernel(const SoftmaxStepArgs& args) {
   for (std::int64_t h = 0; h < shape.heads; ++h) {
     const float inverse = l[h] == 0 ? 0.0f : 1.0f / l[h];
     float* to = args.o.row(0, h);
-    for (std::int64_t f = 0; f < values; ++f) to[f] = o[h * value_room + f] * inverse;
+    for (std::int64_t f = 0; f < values; ++f) to[f] = o[h * value_room + f] * inverse + 0.0f;
   }
 }
 
