@@ -58,9 +58,9 @@ void check_options(const TrainOptions& options) {
   check_range("validation", options.validation, 0, 0.9);
   check_range("validate-every", static_cast<double>(options.validate_every), 1, 1e15);
   check_range("checkpoint-every", static_cast<double>(options.checkpoint_every), 1, 1e15);
-  if (options.model.vocab_size < 256) {
+  if (options.model.vocab_size != 256) {
     throw Error(ErrorKind::kInvalidArgument,
-                fmt::format("train: tokens are bytes; vocab_size is {} and should be 256 or more",
+                fmt::format("train: tokens are bytes; vocab_size is {} and should be 256",
                             options.model.vocab_size));
   }
   for (std::int64_t layer = 0; options.carry && layer < options.model.num_hidden_layers; ++layer) {
