@@ -37,6 +37,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 std::vector<RecurrenceCase> cases() {
   return {
       {.name = "plain", .tokens = 200, .hq = 1, .hk = 1, .hv = 1, .k = 24, .v = 100},
+      {.name = "copied", .tokens = 320, .k = 64, .v = 64},
       {.name = "elu1", .batch = 2, .tokens = 130, .map = kElu1, .normalize = true},
       {.name = "product", .tokens = 130, .map = kElementwiseProduct, .normalize = true},
       {.name = "noncausal", .tokens = 130, .map = kElu1, .normalize = true, .causal = false},

@@ -104,6 +104,21 @@ std::vector<RecurrenceCase> cases() {
         {.name = "tokens_" + std::to_string(t), .tokens = t, .map = kElu1, .normalize = true});
     list.push_back({.name = "retention_tokens_" + std::to_string(t), .tokens = t, .decay = true});
   }
+  // Plain copying, which the tiles do beside their arithmetic.
+  list.push_back({.name = "copied", .tokens = 255, .k = 64, .v = 96});
+  list.push_back({.name = "copied_no_states", .tokens = 192, .k = 64, .v = 64, .states = false});
+  list.push_back({.name = "copied_reverse",
+                  .tokens = 200,
+                  .k = 64,
+                  .v = 64,
+                  .reverse = true,
+                  .states = false});
+  list.push_back({.name = "copied_segments",
+                  .tokens = 400,
+                  .k = 128,
+                  .v = 64,
+                  .states = false,
+                  .cu_seqlens = {0, 1, 193, 400}});
   return list;
 }
 

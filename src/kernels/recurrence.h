@@ -100,6 +100,14 @@ struct PrefetchColumn {
   const float* first = nullptr;
   std::int64_t stride = 0;
 };
+// Likewise a column of 16 numbers of the next chunk can be packed meanwhile: the inner loop has
+// room for loads and stores, but none for arithmetic.
+struct CopyColumn {
+  const float* from = nullptr;
+  std::int64_t stride = 0;
+  float* to[2] = {};  // of 8 numbers each
+  std::int64_t pitch = 0;
+};
 struct TileArgs {
   TileMode mode = TileMode::kScan;
   std::int64_t tokens = 0, key_blocks = 0;
@@ -113,8 +121,10 @@ struct TileArgs {
   std::int64_t out_stride = 0, width = 0;
   const PrefetchColumn* prefetch = nullptr;  // [prefetch_count]
   std::int64_t prefetch_count = 0;
+  const CopyColumn* copy = nullptr;  // [copy_count], TileMode::kScan of 64 tokens only
+  std::int64_t copy_count = 0;
 };
-// Returns how many columns it has prefetched.
+// Returns how many tiles it had, which is how many columns it went through where there were enough.
 std::int64_t recurrence_tile(Isa isa, const TileArgs& args);
 
 // The same for a slab whose sum hardly decays, from position kLongSum on: sums over kLongChunk
@@ -138,6 +148,7 @@ struct LongArgs {
   const PrefetchColumn* prefetch = nullptr;
   std::int64_t prefetch_count = 0;
 };
+// Returns how many columns it has prefetched.
 std::int64_t recurrence_long(Isa isa, const LongArgs& args);
 
 // The normaliser's sum, a vector of 8 `blocks` numbers: z += k_t, den_t = q_t . z. Written from

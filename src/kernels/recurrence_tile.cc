@@ -27,8 +27,8 @@ HWY_INLINE V scaled(D d, V x, float factor) {
 }
 
 // kFirst: the sums over keys begin here. kLast: they end here, and go out.
-template <TileMode kMode, int kVectors, bool kFirst, bool kLast>
-void tile(const TileArgs& a, std::int64_t key, std::int64_t column, std::int64_t& prefetched) {
+template <TileMode kMode, int kVectors, bool kFirst, bool kLast, bool kCopy>
+void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column, std::int64_t count) {
   const D d;
   float* state = a.state + key * kSlab + column;
   V s[kTileKeys][kVectors];
@@ -47,10 +47,22 @@ void tile(const TileArgs& a, std::int64_t key, std::int64_t column, std::int64_t
   const std::int64_t rest = a.width - column;
   // Nothing left to prefetch: a line that is in the cache.
   PrefetchColumn next{a.partial, 0};
-  if (prefetched < a.prefetch_count) next = a.prefetch[prefetched++];
+  if (count < a.prefetch_count) next = a.prefetch[count];
+  CopyColumn copy;
+  if constexpr (kCopy) copy = a.copy[count];
   for (std::int64_t t = 0; t < a.tokens; ++t) {
     __builtin_prefetch(next.first, 0, 2);
     next.first += next.stride;
+    if constexpr (kCopy) {
+      const hn::CappedTag<float, 8> d8;
+      for (std::int64_t i = 0; i < 8; i += static_cast<std::int64_t>(hn::Lanes(d8))) {
+        hn::Store(hn::LoadU(d8, copy.from + i), d8, copy.to[0] + i);
+        hn::Store(hn::LoadU(d8, copy.from + 8 + i), d8, copy.to[1] + i);
+      }
+      copy.from += copy.stride;
+      copy.to[0] += copy.pitch;
+      copy.to[1] += copy.pitch;
+    }
     V v[kVectors], o[kVectors];
     if constexpr (kMode != TileMode::kRead) {
       OUZEL_UNROLL
@@ -103,27 +115,38 @@ void tile(const TileArgs& a, std::int64_t key, std::int64_t column, std::int64_t
   }
 }
 
+template <TileMode kMode, int kVectors, bool kFirst, bool kLast>
+void tile(const TileArgs& a, std::int64_t key, std::int64_t column, std::int64_t& count) {
+  if constexpr (kMode == TileMode::kScan) {
+    if (count < a.copy_count) {
+      tile_of<kMode, kVectors, kFirst, kLast, true>(a, key, column, count++);
+      return;
+    }
+  }
+  tile_of<kMode, kVectors, kFirst, kLast, false>(a, key, column, count++);
+}
+
 template <TileMode kMode, int kVectors>
-void tiles(const TileArgs& a, std::int64_t column, std::int64_t& prefetched) {
+void tiles(const TileArgs& a, std::int64_t column, std::int64_t& count) {
   const std::int64_t keys = a.key_blocks * kKeyBlock;
   if (keys == kTileKeys) {
-    tile<kMode, kVectors, true, true>(a, 0, column, prefetched);
+    tile<kMode, kVectors, true, true>(a, 0, column, count);
     return;
   }
-  tile<kMode, kVectors, true, false>(a, 0, column, prefetched);
+  tile<kMode, kVectors, true, false>(a, 0, column, count);
   std::int64_t key = kTileKeys;
   for (; key + kTileKeys < keys; key += kTileKeys) {
-    tile<kMode, kVectors, false, false>(a, key, column, prefetched);
+    tile<kMode, kVectors, false, false>(a, key, column, count);
   }
-  tile<kMode, kVectors, false, true>(a, key, column, prefetched);
+  tile<kMode, kVectors, false, true>(a, key, column, count);
 }
 
 template <TileMode kMode>
 std::int64_t columns(const TileArgs& a) {
-  std::int64_t column = 0, prefetched = 0;
-  for (; column + kLanes < a.width; column += 2 * kLanes) tiles<kMode, 2>(a, column, prefetched);
-  if (column < a.width) tiles<kMode, 1>(a, column, prefetched);
-  return prefetched;
+  std::int64_t column = 0, count = 0;
+  for (; column + kLanes < a.width; column += 2 * kLanes) tiles<kMode, 2>(a, column, count);
+  if (column < a.width) tiles<kMode, 1>(a, column, count);
+  return count;
 }
 
 }  // namespace

@@ -107,27 +107,37 @@ struct Forward {
     }
     const TileMode mode = spec.causal ? TileMode::kScan : TileMode::kRead;
     const float scale = static_cast<float>(spec.scale), eps = static_cast<float>(spec.eps);
+    const bool learned = is_learned(spec.map);
+    bool packed = false;  // by the run before
     for (std::int64_t t = 0; t < length; t += kChunk) {
       const std::int64_t tokens = std::min(length - t, kChunk);
-      const MappedRows read = b.q_map.apply(q.at(t), q.stride, tokens);
-      if (spec.causal) {
-        b.pass.pack(read, b.k_map.apply(k.at(t), k.stride, tokens), tokens, fold.write_or_null(),
-                    norm);
-        b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
-      } else {
-        b.pass.pack(read, {}, tokens, nullptr, norm);
+      if (!packed) {
+        const MappedRows read = b.q_map.apply(q.at(t), q.stride, tokens);
+        MappedRows write;
+        if (spec.causal) write = b.k_map.apply(k.at(t), k.stride, tokens);
+        b.pass.pack(read, write, tokens, fold.write_or_null(), norm);
+        if (spec.causal) b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
       }
+      packed = false;
       for (std::int64_t i = 0; i < tokens; ++i) {
         b.factor[i] = spec.normalize ? scale / (scale * b.den[i] + eps) : scale * fold.read[i];
       }
       if (const std::int64_t next = t + kChunk; next < length) {
-        b.pass.prefetch(q.at(next), q.stride, shape.keys);
-        if (spec.causal) {
-          b.pass.prefetch(k.at(next), k.stride, shape.keys);
-          b.pass.prefetch(v.at(next) + column, v.stride, columns);
+        if (spec.causal && !spec.normalize && !learned && next + kChunk <= length) {
+          packed = b.pass.pack_ahead(b.q_map.apply(q.at(next), q.stride, kChunk),
+                                     b.k_map.apply(k.at(next), k.stride, kChunk),
+                                     {v.at(next) + column, v.stride},
+                                     next + 2 * kChunk <= length ? q.at(next + kChunk) : nullptr);
         }
-        b.pass.prefetch(o.at(next) + column, o.stride, columns);
+        if (!packed) {
+          b.pass.prefetch(q.at(next), q.stride, shape.keys);
+          if (spec.causal) {
+            b.pass.prefetch(k.at(next), k.stride, shape.keys);
+            b.pass.prefetch(v.at(next) + column, v.stride, columns);
+          }
+        }
       }
+      if (t + kChunk < length) b.pass.prefetch(o.at(t + kChunk) + column, o.stride, columns);
       b.pass.run(mode, tokens, b.factor, o.at(t) + column, o.stride);
     }
     if (final) end(n, state, column, b);

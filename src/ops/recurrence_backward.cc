@@ -13,6 +13,7 @@
 // sum of d(den)_t u_t. The first pass leaves r and d(den), two numbers a token and head, to the
 // others.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -86,7 +87,14 @@ class Backward {
         // The sequences of a batch share a few sets of sums of parameter gradients.
         sequence_groups_(map_grads_ != nullptr ? std::min<std::int64_t>(shape.sequences, 16)
                                                : shape.sequences),
-        scale_(static_cast<float>(spec.scale)) {}
+        scale_(static_cast<float>(spec.scale)),
+        write_scale_(scale_),
+        read_scale_(1),
+        plain_(spec.map.kind == FeatureMapKind::kIdentity && !spec.normalize) {
+    if (!output_grads.final_state.present() && !input_grads.initial_state.present()) {
+      std::swap(write_scale_, read_scale_);
+    }
+  }
 
   void run();
 
@@ -122,6 +130,10 @@ class Backward {
   Isa isa_;
   std::int64_t sequence_groups_;
   float scale_;
+  // The scale stands on the rows that are written into the state; or, where no gradient of a state
+  // comes in or goes out, on those that are read out of it: then packing is plain copying.
+  float write_scale_, read_scale_;
+  bool plain_;  // the gradients of phi(q) and phi(k) are those of q and k
   Buffer per_token_, sums_;
 };
 
@@ -211,17 +223,24 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
       }
     }
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
+    bool packed = false;  // by the run before
     for (std::int64_t t = 0; t < length; t += kChunk) {
       const std::int64_t tokens = std::min(length - t, kChunk);
       const MappedRows write = spec_.causal ? MappedRows{v.at(t), v.stride} : MappedRows{};
-      b.pass.pack({dout.at(t), dout.stride}, write, tokens, fold.write_or_null());
-      if (spec_.causal) pack_values(t, tokens);
-      if (const std::int64_t next = t + kChunk; next < length) {
+      if (!packed) {
+        b.pass.pack({dout.at(t), dout.stride}, write, tokens, fold.write_or_null());
+        if (spec_.causal) pack_values(t, tokens);
+      }
+      const std::int64_t next = t + kChunk;
+      packed = plain_ && spec_.causal && next + kChunk <= length &&
+               b.pass.pack_ahead({dout.at(next), dout.stride}, {v.at(next), v.stride},
+                                 {k.at(next) + column, k.stride},
+                                 next + 2 * kChunk <= length ? dout.at(next + kChunk) : nullptr);
+      if (next < length && !packed) {
         b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
         b.pass.prefetch(v.at(next), v.stride, shape_.values);
         b.pass.prefetch(k.at(next) + column, k.stride, columns);
         b.pass.prefetch(q.at(next) + column, q.stride, columns);
-        if (dq) b.pass.prefetch(dq.at(next) + column, dq.stride, columns);
       }
       for (std::int64_t i = 0; i < tokens; ++i) b.read_factor[i] = scale_ * fold.read[i];
       if (spec_.normalize) {
@@ -235,6 +254,11 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
           inverse[t + i] = 1 / (scale_ * b.den[i] + eps);
           b.read_factor[i] *= inverse[t + i];
         }
+      }
+      if (dq && next < length) b.pass.prefetch(dq.at(next) + column, dq.stride, columns);
+      if (dq && r == 0 && plain_) {
+        b.pass.run(mode, tokens, b.read_factor, dq.at(t) + column, dq.stride);
+        continue;
       }
       b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
       if (spec_.normalize) {
@@ -290,15 +314,16 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
     scan.b = fold.read;
     scan.sum = b.z;
     scan.sum_residue = b.z_residue;
+    const bool plain_factor = !spec_.normalize && write_scale_ == 1 && fold.log_decay == 0;
     const auto pack = [&](std::int64_t t, std::int64_t tokens, const MappedRows& read) {
       for (std::int64_t i = 0; i < tokens; ++i) {
-        b.write_factor[i] = scale_ * fold.write[i];
+        b.write_factor[i] = write_scale_ * fold.write[i];
         if (spec_.normalize) {
           b.write_factor[i] *= inverse[t + i];
           b.denominator_grad[i] = scale_ * denominator_grad[t + i];
         }
       }
-      b.pass.pack(read, {dout.at(t), dout.stride}, tokens, b.write_factor);
+      b.pass.pack(read, {dout.at(t), dout.stride}, tokens, plain_factor ? nullptr : b.write_factor);
       if (spec_.normalize) {
         b.q_map.dense(q.at(t), q.stride, tokens, b.q_rows);
         b.pass.pack_values({b.q_rows + column, pitch}, tokens);
@@ -321,18 +346,31 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
       }
     }
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
+    for (std::int64_t i = 0; i < kChunk; ++i) b.read_factor[i] = read_scale_ * fold.read[i];
+    bool packed = false;  // by the run before
     for (std::int64_t t = 0; t < length; t += kChunk) {
       const std::int64_t tokens = std::min(length - t, kChunk);
       const MappedRows read{v.at(t), v.stride};
-      spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
-      if (const std::int64_t next = t + kChunk; next < length) {
+      if (!packed) {
+        spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
+      }
+      const std::int64_t next = t + kChunk;
+      packed = plain_ && plain_factor && spec_.causal && next + kChunk <= length &&
+               b.pass.pack_ahead({v.at(next), v.stride}, {dout.at(next), dout.stride},
+                                 {q.at(next) + column, q.stride},
+                                 next + 2 * kChunk <= length ? v.at(next + kChunk) : nullptr);
+      if (next < length && !packed) {
         b.pass.prefetch(v.at(next), v.stride, shape_.values);
         b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
         b.pass.prefetch(q.at(next) + column, q.stride, columns);
         b.pass.prefetch(k.at(next) + column, k.stride, columns);
-        if (dk) b.pass.prefetch(dk.at(next) + column, dk.stride, columns);
       }
-      b.pass.run(mode, tokens, fold.read, b.gradient, pitch);
+      if (dk && next < length) b.pass.prefetch(dk.at(next) + column, dk.stride, columns);
+      if (dk && r == 0 && plain_) {
+        b.pass.run(mode, tokens, b.read_factor, dk.at(t) + column, dk.stride);
+        continue;
+      }
+      b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
       if (spec_.normalize) {
         scan.mode = mode;
         scan.tokens = tokens;
@@ -373,12 +411,14 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
     if (r == 0) final = memory_of<const float>(up_.final_state, n, state, false);
     b.pass.begin(isa_, &fold, final.at_column(column), 0);
 
+    const bool plain_factor = !spec_.normalize && write_scale_ == 1 && fold.log_decay == 0;
     const auto pack = [&](std::int64_t t, std::int64_t tokens, const MappedRows& read) {
       for (std::int64_t i = 0; i < tokens; ++i) {
-        b.write_factor[i] = scale_ * fold.write[i];
+        b.write_factor[i] = write_scale_ * fold.write[i];
         if (spec_.normalize) b.write_factor[i] *= inverse[t + i];
       }
-      b.pass.pack(read, b.q_map.apply(q.at(t), q.stride, tokens), tokens, b.write_factor);
+      b.pass.pack(read, b.q_map.apply(q.at(t), q.stride, tokens), tokens,
+                  plain_factor ? nullptr : b.write_factor);
       b.pass.pack_values({dout.at(t) + column, dout.stride}, tokens);
     };
     if (!spec_.causal || !dv) {
@@ -389,21 +429,30 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
       }
     }
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
+    for (std::int64_t i = 0; i < kChunk; ++i) b.read_factor[i] = read_scale_ * fold.read[i];
+    bool packed = false;  // by the run before
     for (std::int64_t t = 0; t < length && dv; t += kChunk) {
       const std::int64_t tokens = std::min(length - t, kChunk);
-      const MappedRows read = b.k_map.apply(k.at(t), k.stride, tokens);
-      spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
-      if (const std::int64_t next = t + kChunk; next < length) {
+      if (!packed) {
+        const MappedRows read = b.k_map.apply(k.at(t), k.stride, tokens);
+        spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
+      }
+      const std::int64_t next = t + kChunk;
+      packed = plain_ && plain_factor && spec_.causal && next + kChunk <= length &&
+               b.pass.pack_ahead({k.at(next), k.stride}, {q.at(next), q.stride},
+                                 {dout.at(next) + column, dout.stride},
+                                 next + 2 * kChunk <= length ? k.at(next + kChunk) : nullptr);
+      if (next < length && !packed) {
         b.pass.prefetch(k.at(next), k.stride, shape_.keys);
         b.pass.prefetch(q.at(next), q.stride, shape_.keys);
         b.pass.prefetch(dout.at(next) + column, dout.stride, columns);
-        b.pass.prefetch(dv.at(next) + column, dv.stride, columns);
       }
+      if (next < length) b.pass.prefetch(dv.at(next) + column, dv.stride, columns);
       if (r == 0) {
-        b.pass.run(mode, tokens, fold.read, dv.at(t) + column, dv.stride);
+        b.pass.run(mode, tokens, b.read_factor, dv.at(t) + column, dv.stride);
         continue;
       }
-      b.pass.run(mode, tokens, fold.read, b.gradient, pitch);
+      b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
       MapAdjointArgs add;
       add.tokens = tokens;
       add.size = columns;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace ouzel {
 
@@ -85,6 +86,35 @@ void StatePass::prefetch(const float* rows, std::int64_t stride, std::int64_t si
   }
 }
 
+bool StatePass::pack_ahead(const MappedRows& read, const MappedRows& write,
+                           const MappedRows& values, const float* after) {
+  constexpr std::int64_t kWidth = 2 * kKeyBlock;
+  const std::int64_t count = (2 * rows_ + columns_) / kWidth;
+  const bool plain = read.map == ElementMap::kIdentity && write.map == ElementMap::kIdentity &&
+                     values.map == ElementMap::kIdentity && fold_->log_decay == 0;
+  if (!plain || rows_ % kWidth != 0 || columns_ % kSlab != 0 || in_two_parts() ||
+      count > std::min(kMaxPrefetch, slabs_ * key_blocks_)) {
+    return false;
+  }
+  for (std::int64_t i = 0; i < rows_; i += kWidth) {
+    float* block = next_keyed_ + i / kKeyBlock * kKeyedBlockPitch;
+    copy_[copy_count_++] = {
+        read.rows + i, read.stride, {block, block + kKeyedBlockPitch}, kKeyedPitch};
+    block += kKeyBlock;
+    copy_[copy_count_++] = {
+        write.rows + i, write.stride, {block, block + kKeyedBlockPitch}, kKeyedPitch};
+  }
+  for (std::int64_t i = 0; i < columns_; i += kWidth) {
+    float* block = next_slabbed_ + i / kSlab * kSlabPitch + i % kSlab;
+    copy_[copy_count_++] = {values.rows + i, values.stride, {block, block + kKeyBlock}, kSlab};
+  }
+  // Each column is brought into the cache while the one before it is copied. A whole chunk ahead,
+  // rows a multiple of 4 KiB apart would drive each other out again.
+  for (std::int64_t i = 1; i < copy_count_; ++i) prefetch(copy_[i].from, copy_[i].stride, 1);
+  if (after != nullptr) prefetch(after, read.stride, 1);
+  return true;
+}
+
 void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
                     std::int64_t out_stride) {
   if (mode != TileMode::kRead) {
@@ -115,11 +145,18 @@ void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, flo
       if (a.tokens == kChunk) {
         a.prefetch = prefetch_ + prefetched;
         a.prefetch_count = prefetch_count_ - prefetched;
+        a.copy = copy_ + prefetched;
+        a.copy_count = copy_count_ - prefetched;
       }
       prefetched += recurrence_tile(isa_, a);
     }
   }
   prefetch_count_ = 0;
+  if (copy_count_ != 0) {
+    std::swap(keyed_, next_keyed_);
+    std::swap(slabbed_, next_slabbed_);
+    copy_count_ = 0;
+  }
 }
 
 void StatePass::run_long(std::int64_t tokens, const float* factor, float* out,

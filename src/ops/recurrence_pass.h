@@ -56,8 +56,12 @@ class StatePass {
         key_blocks_(padded(rows, kKeyBlock) / kKeyBlock),
         slabs_(padded(columns, kSlab) / kSlab) {
     // A vector of AVX-512 fills two blocks.
-    keyed_ = memory.template take<float>(padded(key_blocks_, 2) * kKeyedBlockPitch);
-    slabbed_ = memory.template take<float>(slabs_ * kSlabPitch);
+    for (float** p : {&keyed_, &next_keyed_}) {
+      *p = memory.template take<float>(padded(key_blocks_, 2) * kKeyedBlockPitch);
+    }
+    for (float** p : {&slabbed_, &next_slabbed_}) {
+      *p = memory.template take<float>(slabs_ * kSlabPitch);
+    }
     state_ = memory.template take<float>(slabs_ * slab_state());
     low_ = memory.template take<float>(slabs_ * slab_state());
     partial_ = memory.template take<float>(kChunk * kSlab);
@@ -77,6 +81,11 @@ class StatePass {
   // Rows (of `size` floats) that the next chunk will touch: run brings them into the second-level
   // cache meanwhile.
   void prefetch(const float* rows, std::int64_t stride, std::int64_t size);
+  // Lets run pack the next chunk of 64 tokens beside its arithmetic, where that is plain copying
+  // and the tiles are enough for it; true if it will. The next run then takes what was packed.
+  // `after` are the rows that are read first of the chunk after it.
+  bool pack_ahead(const MappedRows& read, const MappedRows& write, const MappedRows& values,
+                  const float* after);
   // Runs the packed chunk; out (rows of `columns`) is not used by TileMode::kWrite.
   void run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
            std::int64_t out_stride);
@@ -93,7 +102,10 @@ class StatePass {
   static constexpr std::int64_t kMaxPrefetch = 64;
   PrefetchColumn prefetch_[kMaxPrefetch];
   std::int64_t prefetch_count_ = 0;
+  CopyColumn copy_[kMaxPrefetch];
+  std::int64_t copy_count_ = 0;
   std::int64_t position_ = 0;
+  float *next_keyed_ = nullptr, *next_slabbed_ = nullptr;
   float *keyed_ = nullptr, *slabbed_ = nullptr, *state_ = nullptr, *low_ = nullptr;
   float *partial_ = nullptr, *scores_ = nullptr;
 };
