@@ -2,6 +2,7 @@
 // tensors. Names and attributes are those of scripts/make_golden.py.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include "src/formats/files.h"
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
+#include "src/ops/registry.h"
 #include "tests/calls.h"
 #include "tests/compare.h"
 
@@ -137,6 +139,47 @@ inline std::optional<Call> call_of(const GoldenFile& f) {
     return std::nullopt;
   }
   return call;
+}
+
+// The file's call by the table of operators, as `ouzel attend` runs it.
+inline Results<float> run_operator_of(Context& context, const GoldenFile& f) {
+  const OperatorInfo& info = find_operator(f.op());
+  std::map<std::string, std::string> given;
+  for (const std::string& name : info.attribute_names()) {
+    const auto it = f.attributes.find(name);
+    if (it == f.attributes.end()) continue;
+    given[name] = it->second.is_string() ? it->second.get<std::string>() : it->second.dump();
+  }
+  std::map<std::string, std::vector<float>> memory;
+  std::map<std::string, ConstTensor> tensors;
+  for (const char* list : {"inputs", "upstream"}) {
+    for (const auto& name : f.attribute<std::vector<std::string>>(list, {})) {
+      const reference::Array<double> array = f.tensor(name);
+      std::vector<float>& values = memory[name];
+      values.assign(array.data.begin(), array.data.end());
+      values.push_back(0);  // a tensor without elements has an address too
+      ConstTensor tensor;
+      tensor.data = values.data();
+      tensor.rank = static_cast<int>(array.rank());
+      std::int64_t step = 1;
+      for (std::size_t i = array.rank(); i-- > 0;) {
+        tensor.extent[i] = array.shape[i];
+        tensor.stride[i] = step;
+        step *= array.shape[i];
+      }
+      tensors[name] = tensor;
+    }
+  }
+  Results<float> results;
+  const Attributes attributes(info, given);
+  for (const NamedArray& x : run_operator(context, info, attributes, tensors, /*backward=*/true)) {
+    const Tensor& t = x.array.tensor;
+    reference::Array<float> array(
+        std::vector<std::int64_t>(t.extent.begin(), t.extent.begin() + t.rank));
+    std::copy_n(static_cast<const float*>(t.data), array.data.size(), array.data.begin());
+    (x.is_gradient ? results.gradients : results.outputs).push_back({x.name, Role::kToken, array});
+  }
+  return results;
 }
 
 // Every tensor that the file expects, among the results of its call.

@@ -41,7 +41,7 @@ TEST_F(SharedGolden, OperatorsAgreeToFloat32) {
     Context context({.threads = 2, .isa = isa, .poison_scratch = true});
     for (const GoldenFile& f : files_) {
       SCOPED_TRACE(testing::Message() << name_of(isa) << " " << f.path);
-      expect_golden(f, run(context, call_of(f).value()), bounds_on(isa, kFloat32));
+      expect_golden(f, run_operator_of(context, f), bounds_on(isa, kFloat32));
     }
   }
 }

@@ -27,7 +27,7 @@ TEST(Golden, OperatorsAgreeToFloat32) {
     for (const std::string& path : golden_files(kFolder)) {
       SCOPED_TRACE(testing::Message() << name_of(isa) << " " << path);
       const GoldenFile f = load_golden(path);
-      expect_golden(f, run(context, call_of(f).value()), bounds_on(isa, kFloat32));
+      expect_golden(f, run_operator_of(context, f), bounds_on(isa, kFloat32));
     }
   }
 }
