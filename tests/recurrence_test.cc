@@ -125,10 +125,9 @@ std::vector<RecurrenceCase> cases() {
 TEST(Recurrence, AgreesWithTheReference) {
   for (Isa isa : supported_isas()) {
     Context context({.threads = 2, .isa = isa, .poison_scratch = true});
-    std::uint64_t seed = 1;
     for (const RecurrenceCase& c : cases()) {
       SCOPED_TRACE(c.name + " " + name_of(isa));
-      const RecurrenceData data(c, seed++);
+      const RecurrenceData data(c);
       const auto truth = reference::recurrence(data.a);
       RecurrenceRun run(data);
       run.forward(context);
@@ -146,10 +145,9 @@ TEST(Recurrence, AgreesWithTheReference) {
 TEST(Recurrence, GradientsAgreeWithTheReference) {
   for (Isa isa : supported_isas()) {
     Context context({.threads = 2, .isa = isa, .poison_scratch = true});
-    std::uint64_t seed = 1;
     for (const RecurrenceCase& c : cases()) {
       SCOPED_TRACE(c.name + " " + name_of(isa));
-      const RecurrenceData data(c, seed++);
+      const RecurrenceData data(c);
       const auto truth = reference::recurrence_backward(data.a, data.up);
       RecurrenceRun run(data);
       run.backward(context);
@@ -157,7 +155,10 @@ TEST(Recurrence, GradientsAgreeWithTheReference) {
       for (const Doubles* x : {&truth.q, &truth.k, &truth.v}) {
         largest = std::max(largest, rms(x->data));
       }
-      EXPECT_LE(relative_error(truth.q.data, run.dq.values(), largest), kGradientBound) << "dq";
+      // Normalised, one feature cancels: o does not depend on q, and dq is the difference of two
+      // terms of the other gradients' size, good to their rounding.
+      const double q_size = c.normalize && data.f == 1 ? 1e3 * largest : largest;
+      EXPECT_LE(relative_error(truth.q.data, run.dq.values(), q_size), kGradientBound) << "dq";
       EXPECT_LE(relative_error(truth.k.data, run.dk.values(), largest), kGradientBound) << "dk";
       EXPECT_LE(relative_error(truth.v.data, run.dv.values(), largest), kGradientBound) << "dv";
       EXPECT_TRUE(run.dq.gaps_untouched() && run.dk.gaps_untouched() && run.dv.gaps_untouched());
@@ -183,12 +184,11 @@ TEST(Recurrence, GradientsAgreeWithTheReference) {
 TEST(Recurrence, ParallelFormAgreesAndGivesWeights) {
   for (Isa isa : supported_isas()) {
     Context context({.threads = 2, .isa = isa, .poison_scratch = true});
-    std::uint64_t seed = 1;
     for (RecurrenceCase c : cases()) {
       if (c.tokens > 200) continue;
       SCOPED_TRACE(c.name + " " + name_of(isa));
       c.states = false;
-      const RecurrenceData data(c, seed++);
+      const RecurrenceData data(c);
       RecurrenceRun run(data);
       RecurrenceOutputs out;
       out.o = run.o.view();
@@ -216,11 +216,10 @@ TEST(Recurrence, ParallelFormAgreesAndGivesWeights) {
 TEST(Recurrence, StepsAgreeWithTheReference) {
   for (Isa isa : supported_isas()) {
     Context context({.threads = 2, .isa = isa, .poison_scratch = true});
-    std::uint64_t seed = 1;
     for (const RecurrenceCase& c : cases()) {
       if (!c.causal || c.reverse || !c.cu_seqlens.empty() || c.tokens > 200) continue;
       SCOPED_TRACE(c.name + " " + name_of(isa));
-      const RecurrenceData data(c, seed++);
+      const RecurrenceData data(c);
       const auto truth = reference::recurrence(data.a);
       RecurrenceRun run(data);
       if (!c.states) run.initial = States(data.n, c.hv, data.f, c.v);
