@@ -2,12 +2,9 @@
 // nothing but what a query sees, steps that give the forward's bits, no allocation in a step.
 #include "ouzel/softmax_attention.h"
 
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -17,23 +14,8 @@
 #include "ouzel/error.h"
 #include "src/ops/reference/softmax_attention.h"
 #include "tests/compare.h"
+#include "tests/count_allocations.h"
 #include "tests/random_arrays.h"
-
-namespace {
-std::atomic<std::int64_t> allocations{0};
-void* allocate(std::size_t bytes) {
-  ++allocations;
-  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-}  // namespace
-void* operator new(std::size_t bytes) { return allocate(bytes); }
-void* operator new[](std::size_t bytes) { return allocate(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace ouzel {
 namespace {
@@ -524,9 +506,9 @@ TEST(SoftmaxAttention, StepAllocatesNothingAndRefusesAFullCache) {
                            v.tokens(t, t + 1), caches, o.tokens(t, t + 1));
   };
   step(0, 0);
-  const std::int64_t before = allocations.load();
+  const std::int64_t before = test::allocations.load();
   for (std::int64_t t = 1; t < 5; ++t) step(t, 0);
-  EXPECT_EQ(allocations.load(), before);
+  EXPECT_EQ(test::allocations.load(), before);
   const std::vector<float> kept = memory.k;
   EXPECT_THROW(step(5, 0), Error);
   EXPECT_THROW(step(5, 6), Error);

@@ -51,7 +51,7 @@ struct Rows {
 
 inline Rows<const float> rows_of(const ConstTensor& x, const Segment& s, std::int64_t head,
                                  bool backwards) {
-  if (!x.present()) return {};
+  if (!x.present() || s.length == 0) return {};  // no token: no address either
   const View<const float, 4> view = x.view<const float, 4>();
   const std::int64_t token = backwards ? s.begin + s.length - 1 : s.begin;
   return {view(s.batch, token, head), backwards ? -view.stride[1] : view.stride[1]};
