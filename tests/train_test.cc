@@ -150,6 +150,13 @@ TEST_F(Training, ResumesBitForBitAfterACancellationAnywhere) {
         if (stop < 100) {
           EXPECT_LT(result.iteration, o.iterations);
         }
+        if (0 < result.iteration && result.iteration < o.iterations) {
+          // Starting anew would lose the run.
+          const std::string kept = read_file(broken.out + "/training.safetensors");
+          Context fresh({.threads = 2});
+          EXPECT_THROW(train(fresh, broken), Error);
+          EXPECT_EQ(read_file(broken.out + "/training.safetensors"), kept);
+        }
       }
       broken.resume = true;
       Context context({.threads = 1});

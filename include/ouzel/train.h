@@ -41,7 +41,9 @@ struct TrainOptions {
   // Each row of the batch reads its own part of the data in order, and states pass from one window
   // to the next (gradients do not): truncated back-propagation through time.
   bool carry = false;
-  bool resume = false;  // go on from `out`; the other options must be those of the first run
+  // Go on from `out`; the other options must be those of the first run. Without it an unfinished
+  // run in `out` is refused, a finished one replaced.
+  bool resume = false;
 };
 
 struct TrainProgress {

@@ -108,4 +108,22 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
   return numbers;
 }
 
+void refuse_unfinished(const std::string& path) {
+  std::int64_t iteration = 0, iterations = 0;
+  try {
+    const SafetensorsReader file(path);
+    iteration = parse<std::int64_t>(path, file.metadata(), "iteration");
+    iterations = parse<std::int64_t>(path, file.metadata(), "option.iterations");
+  } catch (const Error&) {
+    return;  // nothing that could be gone on with
+  }
+  if (iteration == 0 || iteration >= iterations) return;
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      fmt::format("{} is of a run that stopped after {} of {} iterations: add --resume (the "
+                  "library's TrainOptions::resume) to go on with it, or remove the file or "
+                  "choose another folder to start anew",
+                  path, iteration, iterations));
+}
+
 }  // namespace ouzel

@@ -37,4 +37,8 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
                               const TrainingArrays& arrays,
                               const std::map<std::string, std::string>& identity);
 
+// Throws Error(kInvalidArgument) when `path` is the checkpoint of a run that has not reached its
+// last iteration: starting anew would lose it.
+void refuse_unfinished(const std::string& path);
+
 }  // namespace ouzel

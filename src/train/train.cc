@@ -9,6 +9,7 @@
 #include "src/base/context_impl.h"
 #include "src/formats/files.h"
 #include "src/kernels/peak.h"
+#include "src/train/checkpoint.h"
 #include "src/train/metrics.h"
 #include "src/train/trainer.h"
 
@@ -63,7 +64,8 @@ TrainResult train(Context& context, const TrainOptions& options,
   if (options.resume && std::filesystem::exists(checkpoint)) {
     trainer.load(checkpoint);
   } else {
-    // What an earlier run left must not be taken for a checkpoint of this one.
+    refuse_unfinished(checkpoint);
+    // What a finished run left must not be taken for a checkpoint of this one.
     std::error_code error;
     std::filesystem::remove(checkpoint, error);
     if (error) throw Error(ErrorKind::kIo, checkpoint + ": cannot be removed: " + error.message());
