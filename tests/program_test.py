@@ -108,6 +108,24 @@ class Usage(ProgramTest):
         self.assert_fails(run("info", "--isa", "sse9"), 2, "--isa", "avx2")
         self.assert_fails(run("info", "a", "b"), 2, "'b'", "one too many")
 
+    def test_whole_numbers_are_read_whole(self):
+        verbs = {"train": ("--data", "x"), "generate": ("-m", "x", "-p", "a"),
+                 "eval": ("-m", "x", "--data", "x"), "bench": ("ops",), "info": ()}
+        for verb, needed in verbs.items():
+            flags = re.findall(r"(--[a-z-]+) N\b", run(verb, "--help").stdout)
+            self.assertTrue(flags)
+            for flag in flags:
+                for value in ("99999999999999999999", "-99999999999999999999", "-1", "010", "0x10",
+                              "1e3", "1.0", "7 ", ""):
+                    with self.subTest(verb=verb, flag=flag, value=value):
+                        process = run(verb, *needed, f"{flag}={value}")
+                        self.assert_fails(process, 2, flag)
+                        if value:
+                            self.assertIn("whole number", process.stderr)
+        largest = 2**64 - 1
+        process = run("generate", "-m", "no model", "-p", "a", "--seed", largest)
+        self.assert_fails(process, 1, "no model")
+
     def test_environment(self):
         environment = dict(os.environ, OUZEL_THREADS="3", OUZEL_ISA="portable")
         told = json.loads(run("info", "--json", env=environment).stdout)
@@ -203,6 +221,35 @@ class Info(ProgramTest):
         self.assert_fails(run("info", self.folder), 1, "config.json", "not JSON")
         (self.folder / "config.json").unlink()
         self.assert_fails(run("info", self.folder), 1, "no config.json")
+
+    def test_files_cannot_steer_the_terminal(self):
+        escape = "\x1b[2J\x07\x9b"
+        config = {"model_type": "retnet", "num_heads": 2, "vocab_size": 256, "hidden_size": 16,
+                  "num_hidden_layers": 1}
+        self.put("data", b"text " * 100)
+        for name, value in (("model_type", escape), ("hidden_size", escape), ("gate_fn", escape),
+                            ("vocab_size", None)):
+            with self.subTest(key=name):
+                self.put("config.json", json.dumps({**config, name: value}).encode())
+                self.put("model.safetensors", safetensors({escape: ("F32", [1], floats(1))}))
+                for process in (run("generate", "-m", self.folder, "-p", "a"),
+                                run("eval", "-m", self.folder, "--data", self.folder / "data"),
+                                run("train", "--data", self.folder / "data", "--out",
+                                    self.folder / "out", "--config", self.folder / "config.json")):
+                    self.assertIn(process.returncode, (1, 2))
+                    self.assertNotRegex(process.stderr, "[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+        self.put("config.json", json.dumps(config).encode())
+        process = run("generate", "-m", self.folder, "-p", "a")  # names the unused tensor
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("\\x1b[2J", process.stderr)
+        self.assertNotRegex(process.stderr, "[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
+    def test_positions_of_states_are_checked(self):
+        for position in ("-1", "9223372036854775807", "99999999999999999999", "5x", "", "\x1b"):
+            with self.subTest(position=position):
+                path = self.put("state", safetensors({}, {
+                    "format": "ouzel-state-1", "fingerprint": "f", "position": position}))
+                self.assert_fails(run("info", path), 1, "position")
 
     def test_hostile_files(self):
         one = {"w": ("F32", [1], floats(1))}

@@ -468,6 +468,12 @@ TEST(RecurrenceInvariance, RefusesWhatDoesNotFit) {
             std::string::npos);
   EXPECT_NE(message({}, [](O, I i, R) { i.v.extent[1] = 3; }).find("same batch and tokens"),
             std::string::npos);
+  for (const std::size_t axis : {0, 1}) {
+    const auto negative = [axis](O, I i, R) {
+      i.q.extent[axis] = i.k.extent[axis] = i.v.extent[axis] = -1;
+    };
+    EXPECT_NE(message({}, negative).find("negative"), std::string::npos);
+  }
   EXPECT_NE(message({.hv = 3}, [](O, I, R) {}).find("multiple"), std::string::npos);
   EXPECT_NE(message({}, [](O, I i, R) { i.q.dtype = DType::kF64; }).find("float32"),
             std::string::npos);

@@ -654,6 +654,9 @@ TEST(SoftmaxAttention, NamesWhatDoesNotFit) {
   EXPECT_NE(message(wide, k, v, o).find("last stride"), std::string::npos);
   EXPECT_NE(message(q, k, v, o, {.window = -1}).find("window"), std::string::npos);
   EXPECT_NE(message(q, k, v, o, {.scale = kInf}).find("scale"), std::string::npos);
+  for (const std::int64_t offset : {INT64_MIN, -INT64_MAX, INT64_MAX}) {
+    EXPECT_NE(message(q, k, v, o, {.q_offset = offset}).find("q_offset"), std::string::npos);
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -15,6 +16,8 @@
 #include "ouzel/train.h"
 #include "src/formats/files.h"
 #include "src/formats/json.h"
+#include "src/formats/safetensors.h"
+#include "src/models/state_file.h"
 #include "tests/model_cases.h"
 
 namespace ouzel {
@@ -188,6 +191,96 @@ TEST_F(Training, ResumesBitForBitAfterKill) {
     EXPECT_EQ(end.result.iteration, o.iterations);
     EXPECT_EQ(end.weights, whole.weights);
     EXPECT_EQ(end.metrics, whole.metrics);
+  }
+}
+
+TEST_F(Training, ResumeMakesUpForAModelThatWasNotSaved) {
+  // Killed between the last checkpoint and the model of it, in a save that left its temporary.
+  const TrainOptions whole = options("retnet", "whole");
+  const std::string weights = run(whole).weights;
+  TrainOptions o = whole;
+  o.resume = true;
+  const std::string model = o.out + "/model.safetensors";
+  for (const bool missing : {false, true}) {
+    write_file(model, "of an older checkpoint");
+    if (missing) std::filesystem::remove(model);
+    for (const char* name : {"model.safetensors", "training.safetensors", "config.json"}) {
+      write_file(o.out + "/" + name + ".4194304-12.tmp", "half");
+    }
+    const std::string mine = o.out + "/model.safetensors.mine.tmp";
+    write_file(mine, "of the user");
+    EXPECT_EQ(run(o).weights, weights);
+    EXPECT_TRUE(std::filesystem::remove(mine));
+    const auto files = std::filesystem::directory_iterator(o.out);
+    EXPECT_EQ(std::distance(begin(files), end(files)), 4) << "temporaries are left";
+  }
+}
+
+TEST_F(Training, KeepsASecondRunOutOfItsFolder) {
+  const std::string weights = run(options("retnet", "alone")).weights;
+  const TrainOptions o = options("retnet", "shared");
+  int refused = 0;
+  Context context({.threads = 2});
+  train(context, o, [&](const TrainProgress&) {
+    for (const bool resume : {false, true}) {
+      TrainOptions second = o;
+      second.resume = resume;
+      Context other({.threads = 1});
+      try {
+        train(other, second);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kIo);
+        refused += std::string(error.what()).find("another run") != std::string::npos;
+      }
+    }
+  });
+  EXPECT_EQ(refused, 2 * o.iterations);
+  EXPECT_EQ(read_file(o.out + "/model.safetensors"), weights);
+}
+
+TEST_F(Training, RefusesCheckpointsWithImpossibleCounts) {
+  TrainOptions o = options("retnet", "counts");
+  o.carry = true;  // the iteration chooses the window
+  run(o);
+  o.resume = true;
+  const std::string checkpoint = o.out + "/training.safetensors";
+  const std::string whole = read_file(checkpoint);
+  const auto changed = [&](const std::string& key, const std::string& value) {
+    const SafetensorsReader file(checkpoint);
+    std::vector<Buffer> memory;
+    std::vector<TensorToWrite> tensors;
+    for (const NamedTensor& tensor : file.tensors()) {
+      memory.emplace_back(tensor.bytes);
+      file.read(tensor, memory.back().data());
+      tensors.push_back(
+          {tensor.name, dense_tensor(memory.back().data(), *tensor.dtype, tensor.shape)});
+    }
+    auto metadata = file.metadata();
+    metadata[key] = value;
+    write_safetensors(checkpoint, tensors, metadata);
+  };
+  const std::pair<const char*, const char*> faults[] = {
+      {"iteration", "-1"},
+      {"iteration", "-5000000000"},
+      {"iteration", "13"},
+      {"iteration", "1e3"},
+      {"iteration", "9223372036854775807"},
+      {"metrics_bytes", "-3"},
+      {"random_position", "-1"},
+      {"loss", ""},
+  };
+  for (const auto& [key, value] : faults) {
+    SCOPED_TRACE(std::string(key) + " = " + value);
+    write_file(checkpoint, whole);
+    changed(key, value);
+    Context context({.threads = 1});
+    try {
+      train(context, o);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kBadFile);
+      EXPECT_NE(std::string(error.what()).find(checkpoint), std::string::npos) << error.what();
+    }
   }
 }
 

@@ -63,7 +63,7 @@ Action declare(CLI::App& parser) {
   parser.add_option("--filter", options->filter, "Only cases whose name contains this")
       ->type_name("TEXT");
   parser.add_option("--runs", options->runs, "Repetitions that a median is taken of")
-      ->check(CLI::Range(1, 1000))
+      ->check(whole_number(1, 1000))
       ->type_name("N");
   parser.add_flag("--list", options->list, "Print the names of the cases and end");
   options->common.declare_json(parser);

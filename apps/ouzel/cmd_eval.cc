@@ -118,7 +118,7 @@ Action declare(CLI::App& parser) {
                   "Bytes that a window reads from the zero state; windows follow each other, so "
                   "that a byte is predicted from at most N before it")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
   parser.add_flag("--no-carry", o->no_carry,
                   "Leave out the run whose state is carried through the whole file: of softmax "
                   "layers without a window that state grows with the file");

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -205,12 +207,16 @@ Action declare(CLI::App& parser) {
   parser.add_option("-f,--file", o->file, "File to go on from")->type_name("FILE");
   parser.add_option("-n,--tokens", o->tokens, "Bytes to generate; 0 only reads the prompt")
       ->type_name("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0));
   const auto sampling_option = [&](const char* name, auto& value, const char* what,
                                    const auto& standard, const char* type) {
-    parser.add_option(name, value, what)
-        ->type_name(type)
-        ->default_str(fmt::format("the state's, else {}", standard));
+    using Value = std::remove_cvref_t<decltype(*value)>;
+    CLI::Option* added = parser.add_option(name, value, what)
+                             ->type_name(type)
+                             ->default_str(fmt::format("the state's, else {}", standard));
+    if constexpr (std::is_integral_v<Value>) {
+      added->check(whole_number(0, std::numeric_limits<Value>::max()));
+    }
   };
   sampling_option("--temperature", o->temperature,
                   "Divides the logits: below 1 surer, above 1 wilder; 0 takes the most likely byte",

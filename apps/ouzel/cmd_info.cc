@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -24,6 +23,7 @@
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
 #include "src/infer/session.h"
+#include "src/models/state_file.h"
 
 namespace ouzel::app {
 namespace {
@@ -161,12 +161,8 @@ std::optional<StateInfo> state_info(const SafetensorsReader& reader) {
              position = metadata.find("position");
   if (format == metadata.end() || !format->second.starts_with("ouzel-state-")) return std::nullopt;
   if (fingerprint == metadata.end() || position == metadata.end()) return std::nullopt;
-  StateInfo info{.fingerprint = fingerprint->second};
-  const std::string& text = position->second;
-  if (std::from_chars(text.data(), text.data() + text.size(), info.processed).ec != std::errc()) {
-    throw Error(ErrorKind::kBadFile,
-                fmt::format("{}: '{}' is not a position", reader.path(), printable(text)));
-  }
+  StateInfo info{.fingerprint = fingerprint->second,
+                 .processed = position_in_file(reader.path(), position->second)};
   std::vector<std::uint8_t> bytes;
   if (const NamedTensor* sampler = reader.find("sampler")) {
     bytes.resize(sampler->bytes);

@@ -1,10 +1,12 @@
 // `ouzel train`: trains a language model on the bytes of a file.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include <fmt/format.h>
@@ -202,14 +204,18 @@ Action declare(CLI::App& parser) {
                                 const char* what, std::int64_t usual) {
     parser.add_option(name, value, what)
         ->type_name("N")
-        ->check(CLI::PositiveNumber)
+        ->check(whole_number(1))
         ->default_str(fmt::format("that of --config or of the type, {} for {}", usual, kModelType));
   };
   shape_option("--layers", o->layers, "Layers", standard.num_hidden_layers);
   shape_option("--dim", o->dim, "Width of the model", standard.hidden_size);
   shape_option("--heads", o->heads, "Heads of a layer", standard.mixer.num_heads);
   const auto option = [&](const char* name, auto& value, const char* what, const char* type) {
-    return parser.add_option(name, value, what)->type_name(type);
+    using Value = std::remove_cvref_t<decltype(value)>;
+    CLI::Option* added = parser.add_option(name, value, what)->type_name(type);
+    if constexpr (std::is_integral_v<Value>) {
+      added->check(whole_number(0, std::numeric_limits<Value>::max()));
+    }
   };
   option("--context", t.context, "Bytes of a window", "N");
   option("--batch", t.batch, "Windows that are computed together", "N");

@@ -90,10 +90,23 @@ int run(const std::vector<std::string>& arguments, std::string& name) {
   return 0;
 }
 
+// An error's sentence may quote a file: no line of it may steer a terminal, or fill it.
+std::string printable_lines(std::string_view sentence) {
+  constexpr std::size_t kLongestLine = 4096;
+  std::string text;
+  while (true) {
+    const std::size_t end = sentence.find('\n');
+    text += printable(sentence.substr(0, end), kLongestLine);
+    if (end == std::string_view::npos) return text;
+    text += '\n';
+    sentence.remove_prefix(end + 1);
+  }
+}
+
 int run_and_report(const std::vector<std::string>& arguments) {
   std::string name = "ouzel";
   const auto report = [&](int code, std::string_view sentence) {
-    const std::string line = fmt::format("{}: {}\n", name, sentence);
+    const std::string line = fmt::format("{}: {}\n", name, printable_lines(sentence));
     std::fwrite(line.data(), 1, line.size(), stderr);
     return code;
   };

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -31,7 +32,7 @@ void on_interrupt(int) { interrupt_flag = 1; }
 void CommonOptions::declare_compute(CLI::App& parser) {
   parser.add_option("-t,--threads", threads, "Threads to compute with")
       ->type_name("N")
-      ->check(CLI::Range(1, 1024))
+      ->check(whole_number(1, 1024))
       ->default_str("OUZEL_THREADS, or all that the process may use");
   std::vector<std::string> names;
   for (Isa set : supported_isas()) names.emplace_back(name_of(set));
@@ -57,6 +58,26 @@ ContextOptions CommonOptions::context_options(std::function<bool()> cancelled) c
   return {.threads = threads,
           .isa = isa.empty() ? default_isa() : isa_from_name(isa),
           .cancelled = std::move(cancelled)};
+}
+
+CLI::Validator whole_number(std::int64_t least, std::uint64_t most) {
+  const auto check = [least, most](const std::string& text) {
+    const char* end = text.data() + text.size();
+    std::int64_t below = 0;
+    std::uint64_t above = 0;
+    const bool negative = text.starts_with('-');
+    const auto [stop, error] = negative ? std::from_chars(text.data(), end, below)
+                                        : std::from_chars(text.data(), end, above);
+    const bool octal = text.size() > 1 && text.starts_with('0');  // CLI11 would read it so
+    const bool whole = error == std::errc() && stop == end && !text.empty() && !octal;
+    const bool within =
+        negative ? below >= least
+                 : above <= most && (least <= 0 || above >= static_cast<std::uint64_t>(least));
+    return whole && within
+               ? std::string()
+               : fmt::format("'{}' is not a whole number from {} to {}", text, least, most);
+  };
+  return CLI::Validator(check, "", "whole number");
 }
 
 void CommonOptions::write_line(std::string line) {

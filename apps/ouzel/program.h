@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -64,6 +65,11 @@ struct CommonOptions {
   ContextOptions context_options(std::function<bool()> cancelled) const;
   static void write_line(std::string line);
 };
+
+// Accepts whole numbers in decimal from `least` to `most`. Integer options need it: CLI11 alone
+// would take -1 and 99999999999999999999 for the largest number, and 010 for 8.
+CLI::Validator whole_number(std::int64_t least,
+                            std::uint64_t most = std::numeric_limits<std::int64_t>::max());
 
 // Wrong use of the command line, found by a verb after parsing: exit code 2.
 class UsageError : public std::runtime_error {

@@ -79,7 +79,8 @@ OUZEL_EXPORT TrainPlan plan_training(Context& context, const TrainOptions& optio
 
 // Trains. `progress` is told after every iteration. When the context is cancelled the run saves the
 // last finished iteration and returns. Throws Error: kInvalidArgument (options that do not fit;
-// data too small for a window), kBadFile (a checkpoint that is damaged or of other options), kIo.
+// data too small for a window), kBadFile (a checkpoint that is damaged or of other options), kIo
+// (as well: another run is writing to `out`).
 OUZEL_EXPORT TrainResult train(Context& context, const TrainOptions& options,
                                const std::function<void(const TrainProgress&)>& progress = {});
 

@@ -1,6 +1,7 @@
 #include "src/formats/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -131,6 +132,28 @@ void write_file(const std::string& path, std::string_view content) {
   file.commit();
 }
 
+void remove_temporaries(const std::string& path) {
+  const fs::path target(path), parent = target.parent_path();
+  const std::string prefix = target.filename().string() + ".";
+  constexpr std::string_view kSuffix = ".tmp";
+  std::error_code error;
+  fs::directory_iterator entry(parent.empty() ? "." : parent, error), end;
+  for (; entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    std::string_view middle = name;
+    if (!middle.starts_with(prefix) || !middle.ends_with(kSuffix) ||
+        middle.size() < prefix.size() + kSuffix.size()) {
+      continue;
+    }
+    middle.remove_prefix(prefix.size());
+    middle.remove_suffix(kSuffix.size());  // "PROCESS-SERIAL"
+    if (middle.empty() || middle.find_first_not_of("0123456789-") != std::string_view::npos)
+      continue;
+    std::error_code kept;
+    fs::remove(entry->path(), kept);  // what cannot be removed does no harm
+  }
+}
+
 void make_folder(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
@@ -139,6 +162,20 @@ void make_folder(const std::string& path) {
                 fmt::format("cannot make the folder {}: {}", path,
                             error ? error.message() : "a file of that name is in the way"));
   }
+}
+
+FolderLock::FolderLock(const std::string& path)
+    : fd_(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (fd_ < 0 || ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  ::close(fd_);
+  throw Error(ErrorKind::kIo,
+              fmt::format("{}: another run is writing to this folder; let it end, or take another "
+                          "folder",
+                          path));
+}
+
+FolderLock::~FolderLock() {
+  if (fd_ >= 0) ::close(fd_);
 }
 
 }  // namespace ouzel

@@ -34,7 +34,25 @@ class AtomicFile {
 
 void write_file(const std::string& path, std::string_view content);  // atomic
 
+// Removes the temporaries that writers of `path` left when they were killed. The caller knows that
+// nobody writes to it now (FolderLock).
+void remove_temporaries(const std::string& path);
+
 // Makes a folder and its parents. Throws Error(kIo).
 void make_folder(const std::string& path);
+
+// Holds a folder against other holders, in this process or another, for as long as it lives; the
+// lock ends with the process, however that ends. Throws Error(kIo) if the folder is held. File
+// systems without locks give none.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& path);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
 
 }  // namespace ouzel

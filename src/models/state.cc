@@ -9,6 +9,7 @@
 
 #include "ouzel/error.h"
 #include "ouzel/model.h"
+#include "src/base/text.h"
 #include "src/formats/safetensors.h"
 #include "src/models/network.h"
 #include "src/models/state_file.h"
@@ -132,6 +133,17 @@ void State::save(const std::string& path) const {
                       "k and v [token, head, size]"}});
 }
 
+std::int64_t position_in_file(const std::string& path, const std::string& text) {
+  std::int64_t position = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), position);
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+  if (error != std::errc() || end != text.data() + text.size() || position < 0 ||
+      position > kMostTokens) {
+    refuse(path, fmt::format("'{}' is not a position", printable(text)));
+  }
+  return position;
+}
+
 State load_state_file(const Network& network, const std::string& path, std::int64_t capacity) {
   const SafetensorsReader file(path);
   const auto metadata = [&](const char* key) {
@@ -149,14 +161,7 @@ State load_state_file(const Network& network, const std::string& path, std::int6
                        "use the model that made it",
                        metadata("fingerprint"), layout.fingerprint));
   }
-  const std::string text = metadata("position");
-  std::int64_t position = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), position);
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
-  if (error != std::errc() || end != text.data() + text.size() || position < 0 ||
-      position > kMostTokens) {
-    refuse(path, fmt::format("'{}' is not a position", text));
-  }
+  const std::int64_t position = position_in_file(path, metadata("position"));
 
   // Everything is checked against the file's own sizes before memory is taken for it.
   std::vector<const NamedTensor*> found;

@@ -58,6 +58,7 @@ RecurrenceShape check_recurrence(const RecurrenceSpec& spec, const RecurrenceInp
     }
   }
   if (inputs.k.extent[3] != s.keys) refuse(spec, "q and k must have the same key size; " + found());
+  if (s.batch < 0 || s.tokens < 0) refuse(spec, "extents must not be negative; " + found());
   if (s.query_heads < 1 || s.key_heads < 1 || s.value_heads < 1 || s.keys < 1 || s.values < 1) {
     refuse(spec, "heads, key size and value size must be at least 1; " + found());
   }

@@ -93,7 +93,7 @@ SoftmaxShape make_shape(const char* op, const SoftmaxAttentionOptions& options,
   if (options.window < 0) {
     fail(op, fmt::format("a window of {} keys; expected 0 (no window) or more", options.window));
   }
-  if (std::abs(options.q_offset) > kSoftmaxFar / 4) {
+  if (options.q_offset < -kSoftmaxFar / 4 || options.q_offset > kSoftmaxFar / 4) {
     fail(op, fmt::format("q_offset is {}; expected at most 2^58 in size", options.q_offset));
   }
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(sizes.key_size)));

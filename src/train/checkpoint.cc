@@ -1,6 +1,7 @@
 #include "src/train/checkpoint.h"
 
 #include <charconv>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,7 @@ std::vector<std::pair<const char*, std::span<float>>> sections(const TrainingArr
           {"second_moment/", arrays.second_moment}};
 }
 
+// A number of the metadata; whole ones are counts.
 template <class T>
 T parse(const std::string& path, const std::map<std::string, std::string>& metadata,
         const char* key) {
@@ -30,7 +32,8 @@ T parse(const std::string& path, const std::map<std::string, std::string>& metad
   const std::string text = found == metadata.end() ? "" : found->second;
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) {
+  const bool negative = std::is_integral_v<T> && value < 0;
+  if (error != std::errc() || end != text.data() + text.size() || negative) {
     throw Error(ErrorKind::kBadFile, fmt::format("{}: '{}' is no value of {}", path, text, key));
   }
   return value;

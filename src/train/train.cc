@@ -60,9 +60,15 @@ TrainResult train(Context& context, const TrainOptions& options,
                   const std::function<void(const TrainProgress&)>& progress) {
   Trainer trainer(context, options);
   make_folder(options.out);
+  const FolderLock lock(options.out);
   const std::string checkpoint = options.out + "/training.safetensors";
+  for (const char* name : {"training.safetensors", "model.safetensors", "config.json"}) {
+    remove_temporaries(options.out + "/" + name);
+  }
   if (options.resume && std::filesystem::exists(checkpoint)) {
     trainer.load(checkpoint);
+    // The run may have been killed between its last checkpoint and the model of it.
+    trainer.save_model(options.out);
   } else {
     refuse_unfinished(checkpoint);
     // What a finished run left must not be taken for a checkpoint of this one.

@@ -176,6 +176,10 @@ std::map<std::string, std::string> Trainer::identity() const {
 
 void Trainer::load(const std::string& path) {
   numbers_ = load_training(path, network_.table(), arrays(), identity());
+  if (numbers_.iteration > options_.iterations) {
+    throw Error(ErrorKind::kBadFile, fmt::format("{}: iteration {} of a run of {}", path,
+                                                 numbers_.iteration, options_.iterations));
+  }
   network_.pack(steady_);
 }
 
