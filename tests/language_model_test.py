@@ -245,7 +245,7 @@ class Generate(ModelTest):
     def test_statistics_go_to_stderr(self):
         process = run("generate", "-m", self.model, "-p", "in ", "-n", 10)
         self.assertEqual(len(process.stdout), 10)
-        for part in (r"prompt +3 tokens, \d+ tokens/s", r"generated +10 tokens, \d+ tokens/s",
+        for part in (r"prompt +3 tokens, [\d,]+ tokens/s", r"generated +10 tokens, [\d,]+ tokens/s",
                      r"state +\S+ \S+ after 13 tokens", r"memory +\S+ MiB"):
             self.assertRegex(process.stderr.decode(), part)
 

@@ -150,6 +150,11 @@ class Usage(ProgramTest):
             reply = subprocess.run(["bash", "-c", asked], capture_output=True, text=True,
                                    check=True)
             self.assertEqual(reply.stdout.strip(), "--json")
+            asked = (script + "COMP_WORDS=(ouzel bench '') COMP_CWORD=2; _ouzel; "
+                     "echo ${COMPREPLY[@]}")
+            reply = subprocess.run(["bash", "-c", asked], capture_output=True, text=True,
+                                   check=True)
+            self.assertEqual(reply.stdout.strip(), "ops model")
 
 
 class Streams(ProgramTest):
@@ -216,7 +221,7 @@ class Info(ProgramTest):
         self.assert_fails(run("info", self.folder), 1, "no file of this folder")
         self.put("model.safetensors", safetensors({"a": ("F32", [2], floats(1, 2))}))
         process = run("info", self.folder)
-        self.assertIn("retnet, 1 tensors, 2 parameters", process.stdout)
+        self.assertIn("retnet, 1 tensor, 2 parameters", process.stdout)
         self.put("config.json", b'{"model_type": ')
         self.assert_fails(run("info", self.folder), 1, "config.json", "not JSON")
         (self.folder / "config.json").unlink()

@@ -150,7 +150,7 @@ Inputs read_inputs(const SafetensorsReader& file, const OperatorInfo& info, bool
 std::string explained(const AttributeInfo& attribute) {
   std::string text = attribute.meaning;
   if (!attribute.choices.empty()) text += ": " + joined(attribute.choices);
-  if (!attribute.fallback.empty()) text += " (default: " + attribute.fallback + ")";
+  if (!attribute.fallback.empty()) text += " [default: " + attribute.fallback + "]";
   return text;
 }
 
@@ -315,7 +315,8 @@ Action declare(CLI::App& parser) {
       "--compare", options->compare,
       "Print the error of each result of which the file holds the expected value; exit 1 "
       "beyond the bounds");
-  parser.add_flag("--list", options->list, "Print all operators with their tensors and attributes");
+  parser.add_flag("--list", options->list,
+                  "Print all operators with their formulas, tensors and the flags that each takes");
   declare_attributes(parser, options);
   options->common.declare_compute(parser);
   options->common.declare_json(parser);

@@ -57,7 +57,9 @@ int run(const Options& options) {
 
 Action declare(CLI::App& parser) {
   auto options = std::make_shared<Options>();
-  parser.add_option("WHAT", options->what, "ops: operators; model: training, generation, start-up")
+  parser
+      .add_option("WHAT", options->what,
+                  "Operators, or training, generation and start-up of models")
       ->check(CLI::IsMember({"ops", "model"}))
       ->required();
   parser.add_option("--filter", options->filter, "Only cases whose name contains this")

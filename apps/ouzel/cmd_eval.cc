@@ -101,9 +101,9 @@ int run(const Options& options) {
   if (!options.no_carry) {
     write_out(fmt::format("state carried        {}\n", described(result.bits_per_byte_carried)));
   }
-  options.common.note("{} bytes, {:.0f} a second; {} of memory at peak",
-                      with_commas(static_cast<std::uint64_t>(result.tokens)), rate,
-                      human_bytes(peak_memory()));
+  options.common.note("{} bytes, {} a second; {} of memory at peak",
+                      with_commas(static_cast<std::uint64_t>(result.tokens)),
+                      with_commas(static_cast<std::uint64_t>(rate)), human_bytes(peak_memory()));
   return 0;
 }
 

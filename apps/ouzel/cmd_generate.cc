@@ -157,8 +157,15 @@ void report(const Options& options, const Generator& generator, const Outcome& o
   }
   const CommonOptions& common = options.common;
   if (::isatty(STDOUT_FILENO) == 1) common.note("");  // the text may end within a line
-  common.note("prompt     {} tokens, {:.0f} tokens/s", with_commas(s.prompt_tokens), prompt_rate);
-  common.note("generated  {} tokens, {:.0f} tokens/s", with_commas(s.generated_tokens), step_rate);
+  const auto note_rate = [&](const char* what, std::int64_t tokens, double tokens_per_second) {
+    const auto count = static_cast<std::uint64_t>(tokens);
+    const auto speed = static_cast<std::uint64_t>(tokens_per_second);
+    if (tokens > 0) {
+      common.note("{:<10} {} tokens, {} tokens/s", what, with_commas(count), with_commas(speed));
+    }
+  };
+  note_rate("prompt", s.prompt_tokens, prompt_rate);
+  note_rate("generated", s.generated_tokens, step_rate);
   common.note("state      {} after {} tokens", human_bytes(generator.state_bytes()),
               with_commas(generator.position()));
   common.note("memory     {} at peak", human_bytes(peak_memory()));

@@ -144,8 +144,9 @@ void write_tensors(const std::vector<NamedTensor>& tensors) {
 std::string described(const Summary& sum, std::size_t tensors, const char* what) {
   std::vector<std::string> types;
   for (const auto& [type, n] : sum.elements_of_type) types.push_back(printable(type, 16));
-  return fmt::format("{} tensors, {} {} ({}), {}", with_commas(tensors), with_commas(sum.elements),
-                     what, types.empty() ? "none" : joined(types), human_bytes(sum.bytes));
+  return fmt::format("{} tensor{}, {} {} ({}), {}", with_commas(tensors), tensors == 1 ? "" : "s",
+                     with_commas(sum.elements), what, types.empty() ? "none" : joined(types),
+                     human_bytes(sum.bytes));
 }
 
 // A state file says so in its metadata; what a generator left there is in the tensor "sampler".
@@ -319,7 +320,8 @@ Action declare(CLI::App& parser) {
 extern const Verb kInfoVerb = {
     "info", "Show what this build and machine are, or what a file or model holds",
     "ouzel info\n"
-    "ouzel info --json",
+    "ouzel info model\n"
+    "ouzel info book.state --json",
     declare};
 
 }  // namespace ouzel::app

@@ -92,10 +92,11 @@ std::vector<std::string> described(const TrainOptions& train, const TrainPlan& p
           "iteration  {} bytes: {} windows of {}{}", with_commas(tokens), train.batch,
           train.context,
           train.grad_accumulation == 1 ? "" : fmt::format(", {} times", train.grad_accumulation)),
-      fmt::format("memory     at most {}: weights {}, optimiser {}, activations {}, other {}",
-                  human_bytes(plan.peak_bytes), human_bytes(plan.weight_bytes),
-                  human_bytes(plan.optimizer_bytes), human_bytes(plan.activation_bytes),
-                  human_bytes(plan.other_bytes))};
+      fmt::format(
+          "memory     at most {}: weights {}, gradients and optimiser {}, activations {}, other {}",
+          human_bytes(plan.peak_bytes), human_bytes(plan.weight_bytes),
+          human_bytes(plan.optimizer_bytes), human_bytes(plan.activation_bytes),
+          human_bytes(plan.other_bytes))};
 }
 
 std::string described(const TrainProgress& p) {
@@ -130,7 +131,7 @@ int finish(const Options& options, const TrainPlan& plan, const TrainResult& res
                 train.resume ? "" : " --resume");
     return kInterrupted;
   }
-  common.note("done       loss {:.4f}{}, {} of memory at peak", result.loss,
+  common.note("done       loss {:.4f}{} nats a byte, {} of memory at peak", result.loss,
               result.validation_loss < 0
                   ? ""
                   : fmt::format(", validation {:.4f} (best {:.4f})", result.validation_loss,
@@ -162,10 +163,11 @@ int run(Options options) {
   {
     Progress progress(options.common.quiet);
     for (const std::string& line : described(train, plan)) progress.line(line);
-    // Where nothing can be redrawn, about twenty lines tell of the whole run.
+    // Where nothing can be redrawn, about twenty lines tell of the whole run, and one of its start.
     const std::int64_t every = std::max<std::int64_t>(1, train.iterations / 20);
     result = ouzel::train(context, train, [&](const TrainProgress& p) {
-      if (p.validation_loss >= 0 || (!progress.live() && p.iteration % every == 0)) {
+      const bool due = p.iteration == 1 || p.iteration % every == 0;
+      if (p.validation_loss >= 0 || (!progress.live() && due)) {
         progress.line(described(p));
       }
       progress.draw(p.iteration, p.iterations, described(p));
@@ -222,14 +224,16 @@ Action declare(CLI::App& parser) {
   option("--grad-accumulation", t.grad_accumulation, "Such batches in an iteration", "N");
   option("--iterations", t.iterations, "Updates of the weights", "N");
   option("--lr", t.lr, "Learning rate at its peak", "X");
-  option("--min-lr", t.min_lr, "Of the peak, at the last iteration of the cosine", "X");
-  option("--warmup", t.warmup, "Iterations until the peak", "N");
+  option("--min-lr", t.min_lr, "Learning rate at the end of its cosine, as a share of --lr", "X");
+  option("--warmup", t.warmup, "Iterations in which the learning rate rises to --lr", "N");
   option("--weight-decay", t.weight_decay, "Decoupled; none on norms, biases and gates", "X");
   option("--beta1", t.beta1, "AdamW's memory of gradients", "X");
   option("--beta2", t.beta2, "AdamW's memory of squared gradients", "X");
-  option("--clip", t.clip, "Largest norm of the gradient; 0: any", "X");
+  option("--clip", t.clip, "Largest norm of the gradient, which is scaled down to it; 0: any", "X");
   option("--seed", t.seed, "Of the first weights and of the windows", "N");
-  option("--validation", t.validation, "Share of the data, at its end, that is held back", "X");
+  option("--validation", t.validation,
+         "Share of the data, at its end, that is held back to measure the loss, in nats a byte",
+         "X");
   option("--validate-every", t.validate_every, "Iterations between validations", "N");
   option("--checkpoint-every", t.checkpoint_every, "Iterations between checkpoints", "N");
   parser.add_flag("--recompute", t.recompute,

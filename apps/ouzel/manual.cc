@@ -53,7 +53,7 @@ std::string describe(const CLI::Option& option) {
   if (option.get_required() && !option.get_positional()) {
     text += " [required]";
   } else if (const std::string value = option.get_default_str();
-             !value.empty() && !value_name(option).empty()) {
+             !value.empty() && value != "[]" && !value_name(option).empty()) {
     text += " [default: " + value + "]";
   }
   return text;
@@ -215,23 +215,28 @@ std::string bash_completion(std::span<const Verb* const> verbs) {
   for (const Verb* verb : verbs) {
     const ParsedVerb parsed = make_parser(*verb);
     names += fmt::format("{}{}", names.empty() ? "" : " ", verb->name);
-    flags +=
-        fmt::format("    {}) flags='{}' ;;\n", verb->name, joined(flag_names(*parsed.parser), " "));
+    std::string arguments;
     for (const CLI::Option* option : visible_options(*parsed.parser)) {
       const std::string list = choices(*option);
       if (list.empty()) continue;
+      const std::string words = replaced(list, ",", " ");
+      if (option->get_positional()) arguments = words;
+      for (const std::string& name : option->get_snames()) {
+        values += fmt::format("    {}:-{}) words='{}' ;;\n", verb->name, name, words);
+      }
       for (const std::string& name : option->get_lnames()) {
-        values +=
-            fmt::format("    {}:--{}) words='{}' ;;\n", verb->name, name, replaced(list, ",", " "));
+        values += fmt::format("    {}:--{}) words='{}' ;;\n", verb->name, name, words);
       }
     }
+    flags += fmt::format("    {}) flags='{}' arguments='{}' ;;\n", verb->name,
+                         joined(flag_names(*parsed.parser), " "), arguments);
   }
   return fmt::format(R"(# Completion of `ouzel` for bash.
 _ouzel() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}}
-  local verb=${{COMP_WORDS[1]}} flags='' words=''
+  local verb=${{COMP_WORDS[1]}} flags='' arguments='' words=''
   if ((COMP_CWORD == 1)); then
-    COMPREPLY=($(compgen -W '{0} --help --version' -- "$current"))
+    COMPREPLY=($(compgen -W '{0} --help --version --completion-bash --man' -- "$current"))
     return
   fi
   case $verb in
@@ -242,6 +247,8 @@ _ouzel() {{
     COMPREPLY=($(compgen -W "$words" -- "$current"))
   elif [[ $current == -* ]]; then
     COMPREPLY=($(compgen -W "$flags" -- "$current"))
+  elif ((COMP_CWORD == 2)); then
+    COMPREPLY=($(compgen -W "$arguments" -- "$current"))
   fi
 }}
 complete -o default -F _ouzel ouzel

@@ -43,11 +43,11 @@ void CommonOptions::declare_compute(CLI::App& parser) {
 }
 
 void CommonOptions::declare_quiet(CLI::App& parser) {
-  parser.add_flag("-q,--quiet", quiet, "Print nothing but the product and errors");
+  parser.add_flag("-q,--quiet", quiet, "Print only the result and errors");
 }
 
 void CommonOptions::declare_json(CLI::App& parser) {
-  parser.add_flag("--json", json, "Print one JSON object");
+  parser.add_flag("--json", json, "Print the result as one JSON object");
 }
 
 Context CommonOptions::context() const { return Context(context_options(interrupted)); }
