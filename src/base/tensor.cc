@@ -1,5 +1,7 @@
 #include "ouzel/tensor.h"
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -56,12 +58,29 @@ std::string shape_string(const ConstTensor& tensor) {
   return text + "]";
 }
 
+namespace {
+
+// From this size on a buffer begins on a huge page and asks for such pages: passes over columns of
+// wide matrices touch a page per row, more than a processor can translate from its caches.
+constexpr std::size_t kLarge = std::size_t{4} << 20;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+}  // namespace
+
 Buffer::Buffer(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
-  if (bytes <= SIZE_MAX - 63) data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  const std::size_t alignment = bytes >= kLarge ? kHugePage : 64;
+  if (bytes <= SIZE_MAX - alignment) {
+    data_ = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  }
   if (data_ == nullptr) {
     throw Error(ErrorKind::kOutOfMemory, fmt::format("cannot allocate {} bytes", bytes));
   }
+#ifdef MADV_HUGEPAGE
+  // Whole pages only: a huge page at the end would hold memory that nobody asked for. Where the
+  // system refuses, pages stay small.
+  if (bytes >= kLarge) madvise(data_, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+#endif
 }
 
 Buffer Buffer::zeros(std::size_t bytes) {
