@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <limits>
 #include <utility>
 
 #undef HWY_TARGET_INCLUDE
@@ -14,6 +14,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "hwy/cache_control.h"
+#include "src/kernels/partial-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ouzel::HWY_NAMESPACE {
@@ -29,7 +30,7 @@ constexpr int kPanelVectors = static_cast<int>(kPanelWidth) / kLanes;
 // multiply-adds, 6 x 2 8 times per 12, below the two loads a cycle that the machines have.
 constexpr int kAccumulators = kLanes == 16 ? 28 : 12;
 constexpr int kFullRows = kAccumulators / 2;
-static_assert(kFullRows <= kTileMaxRows);
+constexpr int kTileWidth = (kFullRows + kLanes - 1) / kLanes * kLanes;
 
 // Few rows take more panels at once: enough chains to cover the latency of the multiply-add, and
 // several streams in flight where memory is the limit.
@@ -39,8 +40,37 @@ constexpr int vectors_for(int rows) {
   return std::max(vectors, std::min(kPanelVectors, 2));
 }
 
-HWY_INLINE auto first_lanes(int64_t count) {
-  return hn::FirstN(D(), static_cast<size_t>(std::clamp<int64_t>(count, 0, kLanes)));
+template <int kWidth>
+HWY_INLINE void PackPieces(PackAhead& pack, int64_t count) {
+  const D d;
+  for (; count > 0 && pack.rows > 0; --count) {
+    const float* from = pack.row + pack.column;
+    const int64_t left = pack.columns - pack.column;
+    HWY_UNROLL(4)
+    for (int i = 0; i < kWidth; i += kLanes) {
+      if (i % 16 == 0) hwy::Prefetch(from + pack.stride + i);
+      hn::Store(load_first(d, from + i, left - i), d, pack.piece + i);
+    }
+    pack.column += pack.step;
+    pack.piece += pack.to_step;
+    if (pack.column >= pack.columns) {
+      pack.column = 0;
+      pack.row += pack.stride;
+      pack.to += kWidth;
+      pack.piece = pack.to;
+      --pack.rows;
+    }
+  }
+}
+
+// The width is a constant in the copies: as a variable they become calls of memcpy, three times as
+// slow.
+HWY_INLINE void PackSome(PackAhead& pack, int64_t count) {
+  if (pack.width == kPanelWidth) {
+    PackPieces<kPanelWidth>(pack, count);
+  } else {
+    PackPieces<kTileWidth>(pack, count);
+  }
 }
 
 template <int kRows, int kVectors, TileLayout kLayout>
@@ -48,8 +78,9 @@ HWY_INLINE void Multiply(const RowTile& t, const float* HWY_RESTRICT b, float* H
                          int64_t columns) {
   const D d;
   constexpr int64_t kRowStep = kLayout == TileLayout::kRowMajor ? kTileRowStride : 1;
-  constexpr int64_t kInnerStep = kLayout == TileLayout::kRowMajor ? 1 : kTileMaxRows;
+  constexpr int64_t kInnerStep = kLayout == TileLayout::kRowMajor ? 1 : kTileWidth;
   const int64_t c_stride = t.c_stride;
+  const TileSum sum = t.sum;
   const bool whole = columns >= kVectors * kLanes;
   V acc[kRows][kVectors];
   HWY_UNROLL(16)
@@ -57,12 +88,12 @@ HWY_INLINE void Multiply(const RowTile& t, const float* HWY_RESTRICT b, float* H
     HWY_UNROLL(16)
     for (int v = 0; v < kVectors; ++v) {
       const float* from = c + r * c_stride + v * kLanes;
-      if (t.sum != TileSum::kContinue) {
+      if (sum != TileSum::kContinue) {
         acc[r][v] = hn::Zero(d);
       } else if (whole) {
         acc[r][v] = hn::LoadU(d, from);
       } else {
-        acc[r][v] = hn::MaskedLoad(first_lanes(columns - v * kLanes), d, from);
+        acc[r][v] = load_first(d, from, columns - v * kLanes);
       }
     }
   }
@@ -74,7 +105,11 @@ HWY_INLINE void Multiply(const RowTile& t, const float* HWY_RESTRICT b, float* H
       const float* row = c + begin / kFetchInner * c_stride;
       for (int v = 0; v < kVectors * kLanes; v += 16) hwy::Prefetch(row + v);
     }
-    if (t.ahead != nullptr) t.ahead->advance();
+    if constexpr (kLayout == TileLayout::kRowMajor) {
+      if (t.fetch != nullptr) t.fetch->advance();
+    } else {
+      if (t.pack != nullptr) PackSome(*t.pack, t.pack->rate);
+    }
     const int64_t count = std::min(kFetchInner, t.inner - begin);
     for (int64_t k = 0; k < count; ++k) {
       V row[kVectors];
@@ -98,12 +133,12 @@ HWY_INLINE void Multiply(const RowTile& t, const float* HWY_RESTRICT b, float* H
     for (int v = 0; v < kVectors; ++v) {
       float* to = c + r * c_stride + v * kLanes;
       if (whole) {
-        if (t.sum == TileSum::kAdd) acc[r][v] = hn::Add(hn::LoadU(d, to), acc[r][v]);
+        if (sum == TileSum::kAdd) acc[r][v] = hn::Add(hn::LoadU(d, to), acc[r][v]);
         hn::StoreU(acc[r][v], d, to);
       } else {
-        const auto mask = first_lanes(columns - v * kLanes);
-        if (t.sum == TileSum::kAdd) acc[r][v] = hn::Add(hn::MaskedLoad(mask, d, to), acc[r][v]);
-        hn::BlendedStore(acc[r][v], mask, d, to);
+        const int64_t left = columns - v * kLanes;
+        if (sum == TileSum::kAdd) acc[r][v] = hn::Add(load_first(d, to, left), acc[r][v]);
+        store_first(d, acc[r][v], to, left);
       }
     }
   }
@@ -144,34 +179,10 @@ void MultiplyTile(TileLayout layout, const RowTile& t) {
   }
 }
 
-// The width is a constant here: as a variable the copies become calls of memcpy, three times as
-// slow.
-template <int kWidth>
-void PackPieces(const float* HWY_RESTRICT row, int64_t columns, int64_t step,
-                float* HWY_RESTRICT to, int64_t to_stride) {
-  const D d;
-  for (int64_t column = 0; column < columns; column += step, to += to_stride) {
-    const float* from = row + column;
-    const int64_t left = columns - column;
-    HWY_UNROLL(4)
-    for (int i = 0; i < kWidth; i += kLanes) {
-      const bool whole = left >= i + kLanes;
-      hn::Store(whole ? hn::LoadU(d, from + i) : hn::MaskedLoad(first_lanes(left - i), d, from + i),
-                d, to + i);
-    }
-  }
-}
-
-void PackRow(const float* row, int64_t columns, int64_t step, int64_t width, float* to,
-             int64_t to_stride) {
-  if (width == kPanelWidth) {
-    PackPieces<kPanelWidth>(row, columns, step, to, to_stride);
-  } else {
-    PackPieces<kTileMaxRows>(row, columns, step, to, to_stride);
-  }
-}
+void PackRows(PackAhead& pack) { PackSome(pack, std::numeric_limits<int64_t>::max()); }
 
 int TileRows() { return kFullRows; }
+int TileWidth() { return kTileWidth; }
 
 }  // namespace ouzel::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -183,9 +194,11 @@ namespace ouzel {
 
 HWY_EXPORT(MultiplyTile);
 HWY_EXPORT(TileRows);
-HWY_EXPORT(PackRow);
+HWY_EXPORT(TileWidth);
+HWY_EXPORT(PackRows);
 
 int tile_rows(Isa isa) { return OUZEL_DISPATCH(isa, TileRows)(); }
+int tile_width(Isa isa) { return OUZEL_DISPATCH(isa, TileWidth)(); }
 void multiply_tile(Isa isa, TileLayout layout, const RowTile& tile) {
   OUZEL_DISPATCH(isa, MultiplyTile)(layout, tile);
 }
@@ -199,10 +212,7 @@ void pack_panel_transposed(const float* w, std::int64_t stride, std::int64_t inn
   }
 }
 
-void pack_row(Isa isa, const float* row, std::int64_t columns, std::int64_t step,
-              std::int64_t width, float* to, std::int64_t to_stride) {
-  OUZEL_DISPATCH(isa, PackRow)(row, columns, step, width, to, to_stride);
-}
+void pack_rows(Isa isa, PackAhead& pack) { OUZEL_DISPATCH(isa, PackRows)(pack); }
 
 }  // namespace ouzel
 #endif

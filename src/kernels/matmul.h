@@ -15,12 +15,9 @@ inline constexpr std::int64_t kPanelWidth = 32;
 inline constexpr std::int64_t kTileInner = 512;
 // Row stride of a packed row-major tile: 33 cache lines, so that its rows fall into different sets.
 inline constexpr std::int64_t kTileRowStride = kTileInner + 16;
-// Row capacity of a packed inner-major tile: one cache line per inner index.
-inline constexpr std::int64_t kTileMaxRows = 16;
-
 enum class TileLayout {
   kRowMajor,    // A(i, k) = a[i * kTileRowStride + k]
-  kInnerMajor,  // A(i, k) = a[k * kTileMaxRows + i]
+  kInnerMajor,  // A(i, k) = a[k * tile_width(isa) + i]
 };
 
 // Where the chain of multiply-adds of an element starts and what becomes of its sum s.
@@ -52,6 +49,25 @@ struct FetchAhead {
 };
 inline constexpr std::int64_t kFetchInner = 16;
 
+// Rows of a matrix on their way into panels or inner-major tiles. Piece p of a row, `width` floats
+// from column p * step on (zero beyond the row's end), goes to to + p * to_step; the next row's
+// pieces follow the pieces of this one. Panels are pieces of step = width = kPanelWidth, tiles of
+// step = tile_rows(isa), width = tile_width(isa).
+//
+// While tiles are computed, `rate` pieces move for every kFetchInner inner indices, and the same
+// pieces of the next row are fetched: copy and latency hide behind the arithmetic.
+struct PackAhead {
+  const float* row = nullptr;
+  std::int64_t rows = 0, stride = 0, columns = 0;
+  std::int64_t step = 0, width = 0;
+  float* to = nullptr;
+  std::int64_t to_step = 0;
+  std::int64_t rate = 0;
+  // Where it stands: the piece's column and place.
+  std::int64_t column = 0;
+  float* piece = nullptr;
+};
+
 // Rows [0, rows) of A times columns [0, columns) of consecutive panels.
 struct RowTile {
   const float* a = nullptr;
@@ -63,21 +79,19 @@ struct RowTile {
   float* c = nullptr;
   std::int64_t c_stride = 0;  // from row to row
   TileSum sum = TileSum::kAssign;
-  FetchAhead* ahead = nullptr;
+  FetchAhead* fetch = nullptr;  // with kRowMajor
+  PackAhead* pack = nullptr;    // with kInnerMajor
 };
 
-// Rows of a full tile.
+// Rows of a full tile, and the floats that hold them in an inner-major tile.
 int tile_rows(Isa isa);
+int tile_width(Isa isa);
 void multiply_tile(Isa isa, TileLayout layout, const RowTile& tile);
 
 // Panel of B(k, j) = w[j * stride + k] for `columns` <= 32 columns: rows of w become columns.
 void pack_panel_transposed(const float* w, std::int64_t stride, std::int64_t inner,
                            std::int64_t columns, float* panel);
-// Cuts a row of `columns` floats into pieces that begin every `step` floats and are `width` (16 or
-// 32) wide, zero beyond the row's end: piece p goes to to + p * to_stride. The row of a matrix thus
-// becomes one row of each panel (step = width = 32), or of each inner-major tile (step = its rows,
-// width 16).
-void pack_row(Isa isa, const float* row, std::int64_t columns, std::int64_t step,
-              std::int64_t width, float* to, std::int64_t to_stride);
+// Packs the rows that are left.
+void pack_rows(Isa isa, PackAhead& pack);
 
 }  // namespace ouzel
