@@ -9,7 +9,7 @@ namespace ouzel {
 
 // FLOP/s (a fused multiply-add is 2) of one core in its present state, with the vectors of `isa`,
 // which the machine must support: the best of five bursts of about a millisecond. Portable:
-// multiplications and additions of 128-bit vectors, which is what the fallback is compiled to.
+// multiplications and additions of 128-bit vectors, the most that a compiler makes of the fallback.
 double fma_peak_flops(Isa isa);
 
 // One burst of `iterations` (at most 2^24) rounds of 12 independent multiply-adds. Every
