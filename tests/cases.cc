@@ -143,13 +143,33 @@ std::string name_of(const ConvCase& c) {
                      c.states ? " states" : "");
 }
 
+namespace {
+
+bool is_normalized(Law law) {
+  return law == Law::kIdentityNormalized || law == Law::kElu1Normalized ||
+         law == Law::kReluNormalized || law == Law::kProductNormalized;
+}
+
+}  // namespace
+
+bool has_gradients(const LawCase& c) {
+  if (!is_normalized(c.law)) return true;
+  // A quotient of one feature does not depend on it; gradients of a map add up what is left of
+  // nearly equal values over all tokens.
+  return c.keys > 1 && (c.law != Law::kProductNormalized || c.data == Data::kZeroMean);
+}
+bool has_gradients(const AttentionCase&) { return true; }
+bool has_gradients(const ConvCase&) { return true; }
+
 bool is_flat(const LawCase& c) {
-  const bool normalized = c.law == Law::kIdentityNormalized || c.law == Law::kElu1Normalized ||
-                          c.law == Law::kReluNormalized || c.law == Law::kProductNormalized;
-  return normalized && (c.tokens <= 2 || c.keys == 1 || c.data != Data::kZeroMean);
+  // Parameters of a single feature are single numbers, sums of terms of both signs.
+  if (c.law == Law::kProduct) return c.keys == 1;
+  return is_normalized(c.law) && (c.tokens <= 2 || c.keys == 1 || c.data != Data::kZeroMean);
 }
 // Rows of one key are exact: their gradients are 0.
-bool is_flat(const AttentionCase& c) { return c.data != Data::kZeroMean; }
+bool is_flat(const AttentionCase& c) {
+  return c.data != Data::kZeroMean || (c.sharp && c.tokens <= 2);
+}
 bool is_flat(const ConvCase&) { return false; }
 
 bool exists(const LawCase& c) {
@@ -160,7 +180,7 @@ bool exists(const LawCase& c) {
   // A denominator that can vanish guards nothing: positive data only.
   if (c.law == Law::kIdentityNormalized && c.data == Data::kZeroMean) return false;
   // The mean of equal values depends on nothing: gradients would be noise alone.
-  if (is_flat(c) && c.data == Data::kConstant) return false;
+  if (is_normalized(c.law) && c.data == Data::kConstant) return false;
   return true;
 }
 

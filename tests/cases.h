@@ -77,6 +77,10 @@ Call make_call(const ConvCase& c, std::uint64_t seed);
 bool exists(const LawCase& c);
 bool exists(const AttentionCase& c);
 
+// Whether the gradients are more than the rounding of terms that cancel.
+bool has_gradients(const LawCase& c);
+bool has_gradients(const AttentionCase& c);
+bool has_gradients(const ConvCase& c);
 // Whether the gradients of q and k are small differences of large terms (kQuotientFloor).
 bool is_flat(const LawCase& c);
 bool is_flat(const AttentionCase& c);
