@@ -1,0 +1,112 @@
+// Backward of the recurrence: its buffers, and what the three passes share.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "src/ops/recurrence_pass.h"
+
+namespace ouzel {
+
+struct BackwardBuffers {
+  // A state of `rows` x `columns`.
+  template <class Memory>
+  BackwardBuffers(Memory& memory, const RecurrenceSpec& spec, const RecurrenceShape& shape,
+                  std::int64_t rows, std::int64_t columns)
+      : pass(memory, rows, columns),
+        q_map(memory, spec.map, shape.keys, shape.features, true),
+        k_map(memory, spec.map, shape.keys, shape.features, true) {
+    for (float** p : {&read_factor, &write_factor, &den, &denominator_grad}) {
+      *p = memory.template take<float>(kChunk);
+    }
+    for (float** p : {&z, &z_residue}) *p = memory.template take<float>(q_map.pitch());
+    gradient_size = kChunk * std::max(q_map.pitch(), padded(columns, kSlab));
+    gradient = memory.template take<float>(gradient_size);
+    if (!spec.normalize) return;
+    for (float** p : {&q_rows, &k_rows, &z_rows}) {
+      *p = memory.template take<float>(kChunk * q_map.pitch());
+    }
+  }
+  StatePass pass;
+  HeadMap q_map, k_map;
+  float *read_factor, *write_factor, *den, *denominator_grad, *z, *z_residue;
+  std::int64_t gradient_size;
+  float* gradient;  // [64][pitch], of columns of the state
+  float *q_rows = nullptr, *k_rows = nullptr, *z_rows = nullptr;  // [64][pitch]
+};
+
+// One number per token, in the order of a pass.
+struct TokenValues {
+  float* first = nullptr;
+  std::int64_t step = 1;
+  float& operator[](std::int64_t t) const { return first[t * step]; }
+};
+
+class Backward {
+ public:
+  Backward(Context& context, const RecurrenceSpec& spec, const RecurrenceShape& shape,
+           const RecurrenceInputs& inputs, const RecurrenceOutputGrads& output_grads,
+           const RecurrenceInputGrads& input_grads, const FeatureMapGrads* map_grads)
+      : context_(context),
+        spec_(spec),
+        shape_(shape),
+        in_(inputs),
+        up_(output_grads),
+        out_(input_grads),
+        map_grads_(is_learned(spec.map) ? map_grads : nullptr),
+        isa_(context.isa()),
+        // The sequences of a batch share a few sets of sums of parameter gradients.
+        sequence_groups_(map_grads_ != nullptr ? std::min<std::int64_t>(shape.sequences, 16)
+                                               : shape.sequences),
+        scale_(static_cast<float>(spec.scale)),
+        write_scale_(scale_),
+        read_scale_(1),
+        plain_(spec.map.kind == FeatureMapKind::kIdentity && !spec.normalize) {
+    if (!output_grads.final_state.present() && !input_grads.initial_state.present()) {
+      std::swap(write_scale_, read_scale_);
+    }
+  }
+
+  void run();
+
+ private:
+  void query_pass(std::int64_t n, std::int64_t query_head, std::int64_t column,
+                  std::int64_t columns, const WeightSums* sums, BackwardBuffers& b);
+  void key_pass(std::int64_t n, std::int64_t key_head, std::int64_t column, std::int64_t columns,
+                const WeightSums* sums, BackwardBuffers& b);
+  void value_pass(std::int64_t n, std::int64_t state, std::int64_t column, std::int64_t columns,
+                  BackwardBuffers& b);
+  void normalizer_adjoint(std::int64_t tokens, const TokenValues& inverse,
+                          const TokenValues& denominator_grad, std::int64_t t, BackwardBuffers& b);
+
+  // r (which = 0) and d(den) (1) of a sequence and output head.
+  TokenValues token_values(std::int64_t which, const Segment& s, std::int64_t output,
+                           bool backwards) const {
+    if (!spec_.normalize) return {};
+    float* row = per_token_.f32() +
+                 ((which * shape_.batch + s.batch) * shape_.output_heads + output) * shape_.tokens +
+                 s.begin;
+    return backwards ? TokenValues{row + s.length - 1, -1} : TokenValues{row, 1};
+  }
+  WeightSums weight_sums(std::int64_t group, std::int64_t head, bool key) const;
+  void add_weight_grads(const FeatureMapWeightGrads& grads, bool from_q, bool from_k);
+
+  Context& context_;
+  const RecurrenceSpec& spec_;
+  const RecurrenceShape& shape_;
+  const RecurrenceInputs& in_;
+  const RecurrenceOutputGrads& up_;
+  const RecurrenceInputGrads& out_;
+  const FeatureMapGrads* map_grads_;
+  Isa isa_;
+  std::int64_t sequence_groups_;
+  float scale_;
+  // The scale stands on the rows that are written into the state; or, where no gradient of a state
+  // comes in or goes out, on those that are read out of it: then packing is plain copying.
+  float write_scale_, read_scale_;
+  bool plain_;  // the gradients of phi(q) and phi(k) are those of q and k
+  Buffer per_token_, sums_;
+};
+
+}  // namespace ouzel

@@ -1,0 +1,366 @@
+// Backward of the recurrence: the forward pass three times with roles exchanged. With G_t = d loss
+// / d S_t = e^g G_{t+1} + (scale phi(q_t)) do_t^T:
+//
+//     d(phi(q))_t = scale S_t do_t      forward in time: read do, write v, values phi(k)
+//     d(phi(k))_t = G_t v_t             backward:        read v, write do, values scale phi(q)
+//     dv_t        = G_t^T phi(k_t)      backward:        read phi(k), write scale phi(q), values do
+//
+// The first two hold the transposed state. 12 K V operations where 10 are the least; keeping all
+// three products in one sweep would add the horizontal sums that this form has none of.
+//
+// Normalised, with r_t = 1 / (z_t . u_t + eps), u_t = scale phi(q_t): do_t is replaced by r_t do_t,
+// and d(den)_t = -r_t u_t . (S_t r_t do_t) reaches phi(q) through z_t and phi(k) through a running
+// sum of d(den)_t u_t. The first pass leaves r and d(den), two numbers a token and head, to the
+// others.
+#include "src/ops/recurrence_backward.h"
+
+namespace ouzel {
+namespace {
+
+// Gradients of one sequence's state among the caller's, or nothing.
+template <class T>
+StateMemory<T> memory_of(const StateView& view, std::int64_t n, std::int64_t state,
+                         bool transposed) {
+  if (!view.present()) return {};
+  StateMemory<T> memory;
+  memory.s = view.sequences[static_cast<std::size_t>(n)].s + state * view.head_stride;
+  memory.row = transposed ? 1 : view.key_stride;
+  memory.column = transposed ? view.key_stride : 1;
+  return memory;
+}
+
+}  // namespace
+
+// d(den) of a chunk of the first pass, and what it adds to the gradient of phi(q); scale S_t r_t
+// do_t is in b.gradient already.
+void Backward::normalizer_adjoint(std::int64_t tokens, const TokenValues& inverse,
+                                  const TokenValues& denominator_grad, std::int64_t t,
+                                  BackwardBuffers& b) {
+  const std::int64_t pitch = b.q_map.pitch();
+  row_dots(isa_, tokens, pitch, b.q_rows, pitch, b.gradient, pitch, b.den);
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    const float dd = -b.den[i] * inverse[t + i];
+    denominator_grad[t + i] = dd;
+    b.denominator_grad[i] = scale_ * dd;
+  }
+  row_add(isa_, tokens, pitch, b.denominator_grad, b.z_rows, pitch, b.gradient, pitch);
+}
+
+void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t column,
+                          std::int64_t columns, const WeightSums* sums, BackwardBuffers& b) {
+  const Segment segment = shape_.segment(n);
+  const std::int64_t length = segment.length, pitch = b.q_map.pitch();
+  const bool backwards = spec_.reverse;
+  const Rows<const float> q = rows_of(in_.q, segment, query_head, backwards);
+  const Rows<float> dq = rows_of(out_.q, segment, query_head, backwards);
+  b.q_map.bind(isa_, spec_.map.q, query_head);
+  std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
+  const std::int64_t per_query = shape_.outputs_per_query();
+  for (std::int64_t r = 0; r < per_query; ++r) {
+    const std::int64_t output = query_head * per_query + r;
+    const std::int64_t state = shape_.state_of(output), key_head = shape_.key_of(state);
+    const Rows<const float> k = rows_of(in_.k, segment, key_head, backwards);
+    const Rows<const float> v = rows_of(in_.v, segment, state, backwards);
+    const Rows<const float> dout = rows_of(up_.o, segment, output, backwards);
+    const TokenValues inverse = token_values(0, segment, output, backwards);
+    const TokenValues denominator_grad = token_values(1, segment, output, backwards);
+    const Fold fold(log_decay_of(spec_, state), false);
+    b.k_map.bind(isa_, key_weights(spec_.map), key_head);
+
+    StateMemory<const float> initial = memory_of<const float>(in_.initial_state, n, state, true);
+    std::fill(b.z, b.z + pitch, 0.0f);
+    std::fill(b.z_residue, b.z_residue + pitch, 0.0f);
+    std::int64_t position = 0;
+    if (initial.s != nullptr) {
+      const StateView& from = in_.initial_state;
+      const SequenceState& s = from.sequences[static_cast<std::size_t>(n)];
+      position = s.position;
+      if (s.s_residue != nullptr) initial.residue = s.s_residue + state * from.head_stride;
+      if (spec_.normalize) {
+        const std::int64_t head = state * from.z_head_stride;
+        std::copy_n(s.z + head, shape_.features, b.z);
+        if (s.z_residue != nullptr) std::copy_n(s.z_residue + head, shape_.features, b.z_residue);
+      }
+    }
+    b.pass.begin(isa_, &fold, initial.at_column(column), position);
+
+    NormalizerArgs norm;
+    norm.blocks = pitch / kKeyBlock;
+    norm.q = b.q_rows;
+    norm.k = b.k_rows;
+    norm.pitch = pitch;
+    norm.z = b.z;
+    norm.z_residue = b.z_residue;
+    norm.den = b.den;
+    const auto pack_values = [&](std::int64_t t, std::int64_t tokens) {
+      if (spec_.normalize) {
+        b.k_map.dense(k.at(t), k.stride, tokens, b.k_rows);
+        b.pass.pack_values({b.k_rows + column, pitch}, tokens);
+      } else {
+        MappedRows rows = b.k_map.apply(k.at(t), k.stride, tokens);
+        rows.rows += column;
+        b.pass.pack_values(rows, tokens);
+      }
+    };
+    if (!spec_.causal) {
+      for (std::int64_t t = 0; t < length; t += kChunk) {
+        const std::int64_t tokens = std::min(length - t, kChunk);
+        b.pass.pack({}, {v.at(t), v.stride}, tokens, nullptr);
+        pack_values(t, tokens);
+        b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
+        if (spec_.normalize) {
+          norm.mode = TileMode::kWrite;
+          norm.tokens = tokens;
+          norm.z_rows = nullptr;
+          normalizer_scan(isa_, norm);
+        }
+      }
+    }
+    const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
+    bool packed = false;  // by the run before
+    for (std::int64_t t = 0; t < length; t += kChunk) {
+      const std::int64_t tokens = std::min(length - t, kChunk);
+      const MappedRows write = spec_.causal ? MappedRows{v.at(t), v.stride} : MappedRows{};
+      if (!packed) {
+        b.pass.pack({dout.at(t), dout.stride}, write, tokens, fold.write_or_null());
+        if (spec_.causal) pack_values(t, tokens);
+      }
+      const std::int64_t next = t + kChunk;
+      packed = plain_ && spec_.causal && next + kChunk <= length &&
+               b.pass.pack_ahead({dout.at(next), dout.stride}, {v.at(next), v.stride},
+                                 {k.at(next) + column, k.stride},
+                                 next + 2 * kChunk <= length ? dout.at(next + kChunk) : nullptr);
+      if (next < length && !packed) {
+        b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
+        b.pass.prefetch(v.at(next), v.stride, shape_.values);
+        b.pass.prefetch(k.at(next) + column, k.stride, columns);
+        b.pass.prefetch(q.at(next) + column, q.stride, columns);
+      }
+      for (std::int64_t i = 0; i < tokens; ++i) b.read_factor[i] = scale_ * fold.read[i];
+      if (spec_.normalize) {
+        b.q_map.dense(q.at(t), q.stride, tokens, b.q_rows);
+        norm.mode = mode;
+        norm.tokens = tokens;
+        norm.z_rows = b.z_rows;
+        normalizer_scan(isa_, norm);
+        const float eps = static_cast<float>(spec_.eps);
+        for (std::int64_t i = 0; i < tokens; ++i) {
+          inverse[t + i] = 1 / (scale_ * b.den[i] + eps);
+          b.read_factor[i] *= inverse[t + i];
+        }
+      }
+      if (dq && next < length) b.pass.prefetch(dq.at(next) + column, dq.stride, columns);
+      if (dq && r == 0 && plain_) {
+        b.pass.run(mode, tokens, b.read_factor, dq.at(t) + column, dq.stride);
+        continue;
+      }
+      b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
+      if (spec_.normalize) {
+        normalizer_adjoint(tokens, inverse, denominator_grad, t, b);
+      }
+      b.q_map.adjoint(q.at(t), q.stride, tokens, b.gradient, dq ? dq.at(t) : nullptr, dq.stride,
+                      r > 0, column, columns, sums);
+    }
+  }
+}
+
+void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t column,
+                        std::int64_t columns, const WeightSums* sums, BackwardBuffers& b) {
+  const Segment segment = shape_.segment(n);
+  const std::int64_t length = segment.length, pitch = b.q_map.pitch();
+  const bool backwards = !spec_.reverse;
+  const Rows<const float> k = rows_of(in_.k, segment, key_head, backwards);
+  const Rows<float> dk = rows_of(out_.k, segment, key_head, backwards);
+  b.k_map.bind(isa_, key_weights(spec_.map), key_head);
+  std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
+  const std::int64_t per_state = shape_.outputs_per_state();
+  const std::int64_t per_key = shape_.states_per_key() * per_state;
+  for (std::int64_t r = 0; r < per_key; ++r) {
+    const std::int64_t output = key_head * per_key + r;
+    const std::int64_t state = shape_.state_of(output), query_head = shape_.query_of(output);
+    const bool first = r % per_state == 0;  // of this state's outputs: the final state's gradient
+    const Rows<const float> q = rows_of(in_.q, segment, query_head, backwards);
+    const Rows<const float> v = rows_of(in_.v, segment, state, backwards);
+    const Rows<const float> dout = rows_of(up_.o, segment, output, backwards);
+    const TokenValues inverse = token_values(0, segment, output, backwards);
+    const TokenValues denominator_grad = token_values(1, segment, output, backwards);
+    const Fold fold(log_decay_of(spec_, state), true);
+    b.q_map.bind(isa_, spec_.map.q, query_head);
+
+    StateMemory<const float> final;
+    std::fill(b.z, b.z + pitch, 0.0f);
+    std::fill(b.z_residue, b.z_residue + pitch, 0.0f);
+    if (first && up_.final_state.present()) {
+      final = memory_of<const float>(up_.final_state, n, state, true);
+      const SequenceState& s = up_.final_state.sequences[static_cast<std::size_t>(n)];
+      if (spec_.normalize) {
+        std::copy_n(s.z + state * up_.final_state.z_head_stride, shape_.features, b.z);
+      }
+    }
+    b.pass.begin(isa_, &fold, final.at_column(column), 0);
+
+    VectorScanArgs scan;
+    scan.blocks = pitch / kKeyBlock;
+    scan.x = b.q_rows;
+    scan.y = b.gradient;
+    scan.pitch = pitch;
+    scan.a = b.denominator_grad;
+    scan.b = fold.read;
+    scan.sum = b.z;
+    scan.sum_residue = b.z_residue;
+    const bool plain_factor = !spec_.normalize && write_scale_ == 1 && fold.log_decay == 0;
+    const auto pack = [&](std::int64_t t, std::int64_t tokens, const MappedRows& read) {
+      for (std::int64_t i = 0; i < tokens; ++i) {
+        b.write_factor[i] = write_scale_ * fold.write[i];
+        if (spec_.normalize) {
+          b.write_factor[i] *= inverse[t + i];
+          b.denominator_grad[i] = scale_ * denominator_grad[t + i];
+        }
+      }
+      b.pass.pack(read, {dout.at(t), dout.stride}, tokens, plain_factor ? nullptr : b.write_factor);
+      if (spec_.normalize) {
+        b.q_map.dense(q.at(t), q.stride, tokens, b.q_rows);
+        b.pass.pack_values({b.q_rows + column, pitch}, tokens);
+      } else {
+        MappedRows rows = b.q_map.apply(q.at(t), q.stride, tokens);
+        rows.rows += column;
+        b.pass.pack_values(rows, tokens);
+      }
+    };
+    if (!spec_.causal) {
+      for (std::int64_t t = 0; t < length; t += kChunk) {
+        const std::int64_t tokens = std::min(length - t, kChunk);
+        pack(t, tokens, {});
+        b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
+        if (spec_.normalize) {
+          scan.mode = TileMode::kWrite;
+          scan.tokens = tokens;
+          vector_scan(isa_, scan);
+        }
+      }
+    }
+    const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
+    for (std::int64_t i = 0; i < kChunk; ++i) b.read_factor[i] = read_scale_ * fold.read[i];
+    bool packed = false;  // by the run before
+    for (std::int64_t t = 0; t < length; t += kChunk) {
+      const std::int64_t tokens = std::min(length - t, kChunk);
+      const MappedRows read{v.at(t), v.stride};
+      if (!packed) {
+        spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
+      }
+      const std::int64_t next = t + kChunk;
+      packed = plain_ && plain_factor && spec_.causal && next + kChunk <= length &&
+               b.pass.pack_ahead({v.at(next), v.stride}, {dout.at(next), dout.stride},
+                                 {q.at(next) + column, q.stride},
+                                 next + 2 * kChunk <= length ? v.at(next + kChunk) : nullptr);
+      if (next < length && !packed) {
+        b.pass.prefetch(v.at(next), v.stride, shape_.values);
+        b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
+        b.pass.prefetch(q.at(next) + column, q.stride, columns);
+        b.pass.prefetch(k.at(next) + column, k.stride, columns);
+      }
+      if (dk && next < length) b.pass.prefetch(dk.at(next) + column, dk.stride, columns);
+      if (dk && r == 0 && plain_) {
+        b.pass.run(mode, tokens, b.read_factor, dk.at(t) + column, dk.stride);
+        continue;
+      }
+      b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
+      if (spec_.normalize) {
+        scan.mode = mode;
+        scan.tokens = tokens;
+        vector_scan(isa_, scan);
+      }
+      b.k_map.adjoint(k.at(t), k.stride, tokens, b.gradient, dk ? dk.at(t) : nullptr, dk.stride,
+                      r > 0, column, columns, sums);
+    }
+    if (spec_.normalize && out_.initial_state.present()) {
+      const StateView& to = out_.initial_state;
+      float* dz = to.sequences[static_cast<std::size_t>(n)].z + state * to.z_head_stride;
+      for (std::int64_t i = 0; i < shape_.features; ++i) {
+        dz[i] = first ? b.z[i] : dz[i] + b.z[i];
+      }
+    }
+  }
+}
+
+void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t column,
+                          std::int64_t columns, BackwardBuffers& b) {
+  const Segment segment = shape_.segment(n);
+  const std::int64_t length = segment.length, pitch = padded(columns, kSlab);
+  const bool backwards = !spec_.reverse;
+  const std::int64_t key_head = shape_.key_of(state);
+  const Rows<const float> k = rows_of(in_.k, segment, key_head, backwards);
+  const Rows<float> dv = rows_of(out_.v, segment, state, backwards);
+  const Fold fold(log_decay_of(spec_, state), true);
+  b.k_map.bind(isa_, key_weights(spec_.map), key_head);
+  std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
+  const std::int64_t per_state = shape_.outputs_per_state();
+  for (std::int64_t r = 0; r < per_state; ++r) {
+    const std::int64_t output = state * per_state + r, query_head = shape_.query_of(output);
+    const Rows<const float> q = rows_of(in_.q, segment, query_head, backwards);
+    const Rows<const float> dout = rows_of(up_.o, segment, output, backwards);
+    const TokenValues inverse = token_values(0, segment, output, backwards);
+    b.q_map.bind(isa_, spec_.map.q, query_head);
+    StateMemory<const float> final;
+    if (r == 0) final = memory_of<const float>(up_.final_state, n, state, false);
+    b.pass.begin(isa_, &fold, final.at_column(column), 0);
+
+    const bool plain_factor = !spec_.normalize && write_scale_ == 1 && fold.log_decay == 0;
+    const auto pack = [&](std::int64_t t, std::int64_t tokens, const MappedRows& read) {
+      for (std::int64_t i = 0; i < tokens; ++i) {
+        b.write_factor[i] = write_scale_ * fold.write[i];
+        if (spec_.normalize) b.write_factor[i] *= inverse[t + i];
+      }
+      b.pass.pack(read, b.q_map.apply(q.at(t), q.stride, tokens), tokens,
+                  plain_factor ? nullptr : b.write_factor);
+      b.pass.pack_values({dout.at(t) + column, dout.stride}, tokens);
+    };
+    if (!spec_.causal || !dv) {
+      for (std::int64_t t = 0; t < length; t += kChunk) {
+        const std::int64_t tokens = std::min(length - t, kChunk);
+        pack(t, tokens, {});
+        b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
+      }
+    }
+    const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
+    for (std::int64_t i = 0; i < kChunk; ++i) b.read_factor[i] = read_scale_ * fold.read[i];
+    bool packed = false;  // by the run before
+    for (std::int64_t t = 0; t < length && dv; t += kChunk) {
+      const std::int64_t tokens = std::min(length - t, kChunk);
+      if (!packed) {
+        const MappedRows read = b.k_map.apply(k.at(t), k.stride, tokens);
+        spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
+      }
+      const std::int64_t next = t + kChunk;
+      packed = plain_ && plain_factor && spec_.causal && next + kChunk <= length &&
+               b.pass.pack_ahead({k.at(next), k.stride}, {q.at(next), q.stride},
+                                 {dout.at(next) + column, dout.stride},
+                                 next + 2 * kChunk <= length ? k.at(next + kChunk) : nullptr);
+      if (next < length && !packed) {
+        b.pass.prefetch(k.at(next), k.stride, shape_.keys);
+        b.pass.prefetch(q.at(next), q.stride, shape_.keys);
+        b.pass.prefetch(dout.at(next) + column, dout.stride, columns);
+      }
+      if (next < length) b.pass.prefetch(dv.at(next) + column, dv.stride, columns);
+      if (r == 0) {
+        b.pass.run(mode, tokens, b.read_factor, dv.at(t) + column, dv.stride);
+        continue;
+      }
+      b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
+      MapAdjointArgs add;
+      add.tokens = tokens;
+      add.size = columns;
+      add.x = b.gradient;
+      add.x_stride = pitch;
+      add.dy = b.gradient;
+      add.dy_stride = pitch;
+      add.dx = dv.at(t) + column;
+      add.dx_stride = dv.stride;
+      add.add = true;
+      map_adjoint(isa_, add);
+    }
+    b.pass.end(memory_of<float>(out_.initial_state, n, state, false).at_column(column), r > 0);
+  }
+}
+
+}  // namespace ouzel
