@@ -77,6 +77,39 @@ TEST(RecurrenceInvariance, ThreadCountChangesNoBit) {
 }
 
 // Three sequences: alone, as rows of a padded batch whose padding is NaN, packed along T.
+// Large outputs are written past the caches where their rows are whole cache lines.
+TEST(RecurrenceInvariance, AlignmentOfLargeOutputsChangesNoBit) {
+  constexpr std::int64_t kTokens = 2080, kHeads = 16, kSize = 64, kCount = kTokens * kHeads * kSize;
+  const auto fill = [](std::uint32_t seed) {
+    std::vector<float> x(kCount);
+    for (float& y : x) {
+      seed = seed * 1664525 + 1013904223;
+      y = static_cast<float>(seed >> 8) * 0x1p-23f - 1;
+    }
+    return x;
+  };
+  std::vector<float> q = fill(1), k = fill(2), v = fill(3);
+  const auto view = [](float* x) { return View<float, 4>(x, {1, kTokens, kHeads, kSize}); };
+  RecurrenceInputs inputs;
+  inputs.q = Tensor(view(q.data()));
+  inputs.k = Tensor(view(k.data()));
+  inputs.v = Tensor(view(v.data()));
+  for (Isa isa : supported_isas()) {
+    SCOPED_TRACE(name_of(isa));
+    Context context({.threads = 2, .isa = isa, .poison_scratch = true});
+    const auto run = [&](std::int64_t offset) {
+      Buffer memory(static_cast<std::size_t>(kCount + 16) * sizeof(float));
+      std::fill_n(memory.f32(), kCount + 16, -7.0f);
+      RecurrenceOutputs outputs;
+      outputs.o = Tensor(view(memory.f32() + offset));
+      linear_attention(context, {}, inputs, outputs);
+      EXPECT_EQ(memory.f32()[offset + kCount], -7.0f);
+      return std::vector<float>(memory.f32() + offset, memory.f32() + offset + kCount);
+    };
+    EXPECT_TRUE(same_bits(run(0), run(1)));
+  }
+}
+
 TEST(RecurrenceInvariance, CompanyAndPaddingChangeNoBit) {
   const std::vector<std::int64_t> lengths = {70, 1, 129};
   for (Isa isa : supported_isas()) {

@@ -119,6 +119,7 @@ struct TileArgs {
   float* partial = nullptr;       // [tokens][32], scratch
   float* out = nullptr;           // rows of `width` numbers
   std::int64_t out_stride = 0, width = 0;
+  bool stream = false;  // out past the caches: rows of whole lines; see finish_streams
   const PrefetchColumn* prefetch = nullptr;  // [prefetch_count]
   std::int64_t prefetch_count = 0;
   const CopyColumn* copy = nullptr;  // [copy_count], TileMode::kScan of 64 tokens only
@@ -126,6 +127,8 @@ struct TileArgs {
 };
 // Returns how many tiles it had, which is how many columns it went through where there were enough.
 std::int64_t recurrence_tile(Isa isa, const TileArgs& args);
+// Orders streamed rows before whatever the thread stores next: call it before others are told.
+void finish_streams();
 
 // The same for a slab whose sum hardly decays, from position kLongSum on: sums over kLongChunk
 // tokens are formed from zero and added to state + low, where low is what state lost to rounding.

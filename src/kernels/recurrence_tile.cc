@@ -91,8 +91,12 @@ void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column, std::int6
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
         if constexpr (kLast) {
-          store_first(d, hn::Mul(o[j], hn::Set(d, a.factor[t])), out + j * kLanes,
-                      rest - j * kLanes);
+          const V y = hn::Mul(o[j], hn::Set(d, a.factor[t]));
+          if (a.stream) {
+            hn::Stream(y, d, out + j * kLanes);
+          } else {
+            store_first(d, y, out + j * kLanes, rest - j * kLanes);
+          }
         } else {
           hn::Store(o[j], d, partial + j * kLanes);
         }
@@ -167,6 +171,7 @@ std::int64_t RecurrenceTile(const TileArgs& a) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include "hwy/cache_control.h"
 #include "src/kernels/dispatch.h"
 
 namespace ouzel {
@@ -174,5 +179,6 @@ HWY_EXPORT(RecurrenceTile);
 std::int64_t recurrence_tile(Isa isa, const TileArgs& args) {
   return OUZEL_DISPATCH(isa, RecurrenceTile)(args);
 }
+void finish_streams() { hwy::FlushStream(); }
 }  // namespace ouzel
 #endif

@@ -116,7 +116,7 @@ bool StatePass::pack_ahead(const MappedRows& read, const MappedRows& write,
 }
 
 void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
-                    std::int64_t out_stride) {
+                    std::int64_t out_stride, bool stream) {
   if (mode != TileMode::kRead) {
     const bool two_parts = in_two_parts();
     position_ += tokens;
@@ -127,6 +127,7 @@ void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, flo
   a.key_blocks = key_blocks_;
   a.partial = partial_;
   a.out_stride = out_stride;
+  a.stream = stream;
   a.enter = fold_->enter;
   std::int64_t prefetched = 0;
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {

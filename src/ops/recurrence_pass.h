@@ -71,6 +71,8 @@ class StatePass {
   // `position`: tokens that the initial state has seen.
   void begin(Isa isa, const Fold* fold, const StateMemory<const float>& initial,
              std::int64_t position);
+  // Whether the next run adds to the state in two parts.
+  bool in_two_parts() const { return position_ >= kLongSum && fold_->log_decay > kSlowDecay; }
   // Assigns, or adds to, the caller's state.
   void end(const StateMemory<float>& final, bool add) const;
 
@@ -87,11 +89,11 @@ class StatePass {
   bool pack_ahead(const MappedRows& read, const MappedRows& write, const MappedRows& values,
                   const float* after);
   // Runs the packed chunk; out (rows of `columns`) is not used by TileMode::kWrite.
+  // `stream`: past the caches, where the sum is not in two parts; rows of whole cache lines only.
   void run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
-           std::int64_t out_stride);
+           std::int64_t out_stride, bool stream = false);
 
  private:
-  bool in_two_parts() const { return position_ >= kLongSum && fold_->log_decay > kSlowDecay; }
   void run_long(std::int64_t tokens, const float* factor, float* out, std::int64_t out_stride);
   std::int64_t slab_state() const { return key_blocks_ * kKeyBlock * kSlab; }
 
