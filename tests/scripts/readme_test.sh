@@ -7,6 +7,8 @@ export PATH=$(realpath "$2"):$PATH
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cp "$readme" "$scratch/README.md"
+ln -s "$(dirname "$readme")/tests" "$scratch/tests"
+mkdir "$scratch/build"
 cd "$scratch"
 mapfile -t commands < <(grep -E '^    ouzel [a-z]' README.md | sed -E 's/^    //; s/ +# .*//')
 [ ${#commands[@]} -ge 5 ]
