@@ -12,6 +12,8 @@ enum class DecayKind {
 };
 enum class EraseKind {
   kNone,
+  kCollinear,  // with the key that is written: k (v - c * r)^T
+  kGeneral,    // b r^T + k v^T
 };
 enum class ReadKind {
   kAfterWrite,  // o_t reads S_t

@@ -1,0 +1,86 @@
+// The rows of a law: the one form that every matrix-state law is packed into, a chunk of tokens of
+// one head at a time, and what the engine computes from them.
+//
+//     P_t = diag(e^g_t) S_{t-1} diag(e^gv_t)                               decay
+//     r_t = (erase_decayed ? P_t : S_{t-1})^T e_t                          what is erased
+//     S_t = P_t + k_t (v_t - c_t * r_t)^T       collinear erase            (c: a number, or per
+//     value) S_t = P_t + b_t r_t^T + k_t v_t^T         general erase o_t = S_t^T q_t,   or with a
+//     bonus   S_{t-1}^T q_t + (q_t . (u * k_t)) v_t
+//
+// Scales, feature maps, norms, strengths on values and signs are applied while packing, so that the
+// engine knows no law; the adjoint takes gradients of rows back to those of the inputs.
+#pragma once
+
+#include <cstdint>
+
+#include "src/ops/law.h"
+
+namespace ouzel {
+
+// What a law's rows hold: the same for all chunks of a call.
+struct RowsKind {
+  std::int64_t keys = 0, values = 0;  // K, V
+  bool decay = false;                 // has g, a number a row
+  bool decay_per_key = false;         // ... or K numbers
+  bool value_decay = false;           // has gv
+  EraseKind erase = EraseKind::kNone;
+  bool erase_decayed = true;
+  bool strength_per_value = false;  // c holds V numbers a row, not one
+  bool bonus = false;               // reads before the write, with u
+  // Rows of a token: all write (and erase), the last is read. Decays of the others are 0.
+  std::int64_t rows_per_token = 1;
+  // Queries of a token: query heads that read the same state.
+  std::int64_t queries = 1;
+};
+
+// One chunk. float32, filled up with zeros to pitches of whole vectors; null where the kind has
+// none. Log decays are at most 0 and may be -inf, which drops the decayed term, even NaN.
+struct LawRows {
+  std::int64_t tokens = 0;       // rows: tokens * rows_per_token
+  std::int64_t key_pitch = 0;    // a multiple of 16
+  std::int64_t value_pitch = 0;  // a multiple of 32
+  float* q = nullptr;            // [queries][tokens][key_pitch]
+  float* k = nullptr;            // [rows][key_pitch]
+  float* v = nullptr;            // [rows][value_pitch]
+  float* g = nullptr;            // [rows] or [rows][key_pitch]
+  float* gv = nullptr;           // [rows][value_pitch]
+  float* e = nullptr;            // [rows][key_pitch]
+  float* b = nullptr;            // [rows][key_pitch], general erase
+  float* c = nullptr;            // [rows] or [rows][value_pitch], collinear erase
+  float* u = nullptr;            // [key_pitch], the same for all chunks
+};
+
+// Where rows come from: one state (sequence and value head) of one call. Tokens are counted in the
+// order of the pass. Called by one thread at a time.
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+  virtual std::int64_t tokens() const = 0;
+  // Fills `rows` (its pointers and pitches are set) with tokens [first, first + rows.tokens);
+  // values, gv and c per value of the columns [column, column + columns) only.
+  virtual void pack(std::int64_t first, std::int64_t column, std::int64_t columns,
+                    LawRows& rows) = 0;
+  // Where row `first` of query r's output goes, columns from `column` on, and the stride between
+  // tokens (may be negative).
+  virtual float* output(std::int64_t r, std::int64_t first, std::int64_t column,
+                        std::int64_t& stride) = 0;
+  // Called when the outputs of a chunk stand, for what a law adds to them (a skip).
+  virtual void finish(std::int64_t first, std::int64_t tokens, std::int64_t column,
+                      std::int64_t columns) {
+    (void)first, (void)tokens, (void)column, (void)columns;
+  }
+};
+
+// The adjoint: upstream gradients of outputs in, gradients of rows out. Chunks come last first.
+class RowAdjoint {
+ public:
+  virtual ~RowAdjoint() = default;
+  // The gradients of outputs, [queries][tokens][value_pitch], filled up with zeros.
+  virtual void pack_output_grads(std::int64_t first, std::int64_t tokens, std::int64_t value_pitch,
+                                 float* d_o) = 0;
+  // Takes the gradients of a chunk's rows: `grads` has the shape of `rows`, g's in the logarithm,
+  // 0 where a decay is -inf; u's are those of this chunk.
+  virtual void unpack(std::int64_t first, const LawRows& rows, const LawRows& grads) = 0;
+};
+
+}  // namespace ouzel
