@@ -1,0 +1,81 @@
+#include "src/ops/registry_recurrence.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ouzel {
+namespace {
+
+// A state view of two tensors of the call, and what it points to. With a normaliser a state is both
+// S and z: one that was not given is zeros.
+class CallState {
+ public:
+  CallState(const OperatorCall& call, Tensor s, Tensor z, bool normalized) {
+    if (!s.present() && !z.present()) return;
+    const std::int64_t n = call.extent("N"), h = call.extent("HV"), f = call.extent("F");
+    if (!s.present()) {
+      s_ = Array({n, h, f, call.extent("V")});
+      s = s_.tensor;
+    }
+    if (!z.present() && normalized) {
+      z_ = Array({n, h, f});
+      z = z_.tensor;
+    }
+    view_ = state_view(s, z, storage_);
+  }
+  const StateView& view() const { return view_; }
+
+ private:
+  Array s_, z_;
+  std::vector<SequenceState> storage_;
+  StateView view_;
+};
+
+// Views take states as memory that may be written; these are only read.
+Tensor readable(const ConstTensor& tensor) {
+  Tensor view;
+  view.data = const_cast<void*>(tensor.data);
+  view.dtype = tensor.dtype;
+  view.rank = tensor.rank;
+  view.extent = tensor.extent;
+  view.stride = tensor.stride;
+  return view;
+}
+
+}  // namespace
+
+Form form_of(const Attributes& attributes) {
+  const std::string form = attributes.text("form");
+  return form == "scan" ? Form::kScan : form == "parallel" ? Form::kParallel : Form::kAuto;
+}
+
+void run_law(OperatorCall& call, const BoundLaw& law, bool normalized) {
+  const auto state = [&](const Tensor& s, const Tensor& z) {
+    return CallState(call, s, z, normalized);
+  };
+  const CallState initial =
+      state(readable(call.in("initial_state")), readable(call.in("initial_z")));
+  const CallState final = state(call.out("final_state"), call.out("z"));
+  const RecurrenceInputs inputs = {.q = call.in("q"),
+                                   .k = call.in("k"),
+                                   .v = call.in("v"),
+                                   .initial_state = initial.view(),
+                                   .segments = call.segments()};
+  Buffer saved;
+  if (call.backward()) saved = Buffer(law.saved_bytes(inputs));
+  law.forward(inputs, {.o = call.out("o"),
+                       .final_state = final.view(),
+                       .weights = call.out("weights"),
+                       .saved = saved.data()});
+  if (!call.backward()) return;
+  const CallState final_grad = state(readable(call.in("dht")), readable(call.in("dzt")));
+  const CallState initial_grad = state(call.out("dh0"), call.out("dz0"));
+  law.backward(inputs, saved.data(), {.o = call.in("do"), .final_state = final_grad.view()},
+               {.q = call.out("dq"),
+                .k = call.out("dk"),
+                .v = call.out("dv"),
+                .initial_state = initial_grad.view()});
+}
+
+}  // namespace ouzel

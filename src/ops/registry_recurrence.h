@@ -1,0 +1,39 @@
+// What the rows of the table share that call the recurrence: their tensors, and one way to run
+// them.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include "ouzel/recurrence.h"
+#include "src/ops/operator_call.h"
+#include "src/ops/registry.h"
+
+namespace ouzel {
+
+// Tensors of every matrix-state law without a normaliser.
+inline const TensorInfo kQueryTensor = {"q", "B T HQ K", "dq"};
+inline const TensorInfo kKeyTensor = {"k", "B T HK K", "dk"};
+inline const TensorInfo kValueTensor = {"v", "B T HV V", "dv"};
+inline const TensorInfo kInitialStateTensor = {"initial_state", "N HV F V", "dh0", true,
+                                               "form!=parallel"};
+inline const TensorInfo kOutputTensor = {"o", "B T HO V", "do"};
+inline const TensorInfo kFinalStateTensor = {"final_state", "N HV F V", "dht", false,
+                                             "form!=parallel"};
+inline const TensorInfo kWeightsTensor = {"weights", "B HV T T", "", false, "form=parallel"};
+
+Form form_of(const Attributes& attributes);
+
+// A law of the recurrence: its forward and backward calls, bound to their options.
+struct BoundLaw {
+  std::function<std::size_t(const RecurrenceInputs&)> saved_bytes;
+  std::function<void(const RecurrenceInputs&, const RecurrenceOutputs&)> forward;
+  std::function<void(const RecurrenceInputs&, const void* saved, const RecurrenceOutputGrads&,
+                     const RecurrenceInputGrads&)>
+      backward;
+};
+
+// Forward, and backward if the call wants it. A normalised law keeps z beside S.
+void run_law(OperatorCall& call, const BoundLaw& law, bool normalized = false);
+
+}  // namespace ouzel

@@ -1,0 +1,25 @@
+// The families of the table of operators, one file each, and the attributes that several rows have.
+#pragma once
+
+#include <vector>
+
+#include "src/ops/registry.h"
+
+namespace ouzel {
+
+std::vector<OperatorInfo> linear_attention_rows();   // registry_linear_attention.cc
+std::vector<OperatorInfo> retention_rows();          // registry_retention.cc
+std::vector<OperatorInfo> softmax_attention_rows();  // registry_softmax_attention.cc
+std::vector<OperatorInfo> short_conv_rows();         // registry_short_conv.cc
+
+inline const AttributeInfo kScaleAttribute = {"scale", AttributeKind::kNumber,
+                                              "Factor on q (default: K^-0.5)"};
+inline const AttributeInfo kCuSeqlensAttribute = {
+    "cu_seqlens", AttributeKind::kIntegers,
+    "Bounds [0, ..., T] of sequences packed along T of a batch of one"};
+inline const AttributeInfo kReverseAttribute = {"reverse", AttributeKind::kFlag,
+                                                "Process tokens from last to first", "false"};
+inline const AttributeInfo kFormAttribute = {
+    "form", AttributeKind::kText, "How to compute", "auto", {"auto", "scan", "parallel"}};
+
+}  // namespace ouzel
