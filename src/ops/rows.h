@@ -3,9 +3,11 @@
 //
 //     P_t = diag(e^g_t) S_{t-1} diag(e^gv_t)                               decay
 //     r_t = (erase_decayed ? P_t : S_{t-1})^T e_t                          what is erased
-//     S_t = P_t + k_t (v_t - c_t * r_t)^T       collinear erase            (c: a number, or per
-//     value) S_t = P_t + b_t r_t^T + k_t v_t^T         general erase o_t = S_t^T q_t,   or with a
-//     bonus   S_{t-1}^T q_t + (q_t . (u * k_t)) v_t
+//     S_t = P_t + k_t (v_t - c_t * r_t)^T                                  collinear erase, or
+//     S_t = P_t + b_t r_t^T + k_t v_t^T                                    general erase
+//     o_t = S_t^T q_t,    or with a bonus    S_{t-1}^T q_t + (q_t . (u * k_t)) v_t
+//
+// c is a number, or one per value. The bonus goes without an erase.
 //
 // Scales, feature maps, norms, strengths on values and signs are applied while packing, so that the
 // engine knows no law; the adjoint takes gradients of rows back to those of the inputs.
@@ -37,8 +39,8 @@ struct RowsKind {
 // none. Log decays are at most 0 and may be -inf, which drops the decayed term, even NaN.
 struct LawRows {
   std::int64_t tokens = 0;       // rows: tokens * rows_per_token
-  std::int64_t key_pitch = 0;    // a multiple of 16
-  std::int64_t value_pitch = 0;  // a multiple of 32
+  std::int64_t key_pitch = 0;    // K, up to a multiple of 16
+  std::int64_t value_pitch = 0;  // the columns, up to a multiple of 32
   float* q = nullptr;            // [queries][tokens][key_pitch]
   float* k = nullptr;            // [rows][key_pitch]
   float* v = nullptr;            // [rows][value_pitch]
