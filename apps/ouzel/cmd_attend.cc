@@ -13,6 +13,7 @@
 
 #include "apps/ouzel/compare.h"
 #include "apps/ouzel/program.h"
+#include "apps/ouzel/signature.h"
 #include "ouzel/error.h"
 #include "src/base/text.h"
 #include "src/formats/safetensors.h"
@@ -152,20 +153,6 @@ std::string explained(const AttributeInfo& attribute) {
   if (!attribute.choices.empty()) text += ": " + joined(attribute.choices);
   if (!attribute.fallback.empty()) text += " [default: " + attribute.fallback + "]";
   return text;
-}
-
-std::string signature(const std::vector<TensorInfo>& tensors, bool gradients) {
-  std::vector<std::string> parts;
-  for (const TensorInfo& info : tensors) {
-    std::string shape = info.shape;
-    std::replace(shape.begin(), shape.end(), ' ', ',');
-    std::string part = fmt::format("{} [{}]", info.name, shape);
-    if (gradients && !info.gradient.empty()) part += fmt::format(" ({})", info.gradient);
-    if (info.optional) part += " optional";
-    if (!info.when.empty()) part += " if " + info.when;
-    parts.push_back(part);
-  }
-  return joined(parts, "; ");
 }
 
 Json to_json(const std::vector<TensorInfo>& tensors) {

@@ -18,13 +18,14 @@
 
 namespace ouzel::app {
 
-extern const Verb kAttendVerb, kBenchVerb, kEvalVerb, kGenerateVerb, kInfoVerb, kTrainVerb;
+extern const Verb kAttendVerb, kBenchVerb, kEvalVerb, kExplainVerb, kGenerateVerb, kInfoVerb,
+    kTrainVerb;
 
 namespace {
 
 // In the order in which --help lists them.
 constexpr const Verb* kVerbs[] = {
-    &kTrainVerb, &kGenerateVerb, &kEvalVerb, &kAttendVerb, &kBenchVerb, &kInfoVerb,
+    &kTrainVerb, &kGenerateVerb, &kEvalVerb, &kAttendVerb, &kExplainVerb, &kBenchVerb, &kInfoVerb,
 };
 
 // What parsing left over: flags that the verb does not have, arguments too many.

@@ -47,6 +47,11 @@ struct TensorInfo {
   DType dtype = DType::kF32;
 };
 
+// Useful floating-point operations per token and number of the state; 0: no recurrent state.
+struct OperatorCost {
+  double forward = 0, backward = 0;
+};
+
 struct OperatorInfo {
   std::string name;  // as in C++
   std::vector<std::string> aliases;
@@ -56,6 +61,7 @@ struct OperatorInfo {
   std::vector<TensorInfo> outputs;
   std::vector<AttributeInfo> attributes;
   void (*run)(OperatorCall& call);  // forward, and backward if call.backward()
+  OperatorCost cost = {};
 
   const AttributeInfo* find_attribute(std::string_view attribute) const;  // null: it has none such
   std::vector<std::string> attribute_names() const;

@@ -1,0 +1,25 @@
+#include "apps/ouzel/signature.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "src/base/text.h"
+
+namespace ouzel::app {
+
+std::string signature(const std::vector<TensorInfo>& tensors, bool gradients) {
+  std::vector<std::string> parts;
+  for (const TensorInfo& info : tensors) {
+    std::string shape = info.shape;
+    std::replace(shape.begin(), shape.end(), ' ', ',');
+    std::string part = fmt::format("{} [{}]", info.name, shape);
+    if (gradients && !info.gradient.empty()) part += fmt::format(" ({})", info.gradient);
+    if (info.optional) part += " optional";
+    if (!info.when.empty()) part += " if " + info.when;
+    parts.push_back(part);
+  }
+  return joined(parts, "; ");
+}
+
+}  // namespace ouzel::app
