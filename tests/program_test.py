@@ -108,11 +108,35 @@ class Usage(ProgramTest):
         self.assert_fails(run("info", "--isa", "sse9"), 2, "--isa", "avx2")
         self.assert_fails(run("info", "a", "b"), 2, "'b'", "one too many")
 
+    def test_explain_counts(self):
+        told = json.loads(run("explain", "retention", "--T", "1000", "--K", "32", "--V", "64",
+                              "--H", "2", "--json").stdout)
+        state = 2 * 32 * 64
+        self.assertEqual(told["state_bytes"], 4 * state)
+        self.assertEqual(told["law"]["prefill"]["mixing_flops"], 4 * state)
+        self.assertEqual(told["law"]["training"]["mixing_flops"], 14 * state)
+        # Rows of q, k, v and o; decoding also reads and writes the state.
+        self.assertEqual(told["law"]["prefill"]["bytes"], 4 * 2 * (32 + 32 + 64 + 64))
+        self.assertEqual(told["law"]["decode"]["bytes"],
+                         told["law"]["prefill"]["bytes"] + 2 * 4 * state)
+        self.assertEqual(told["softmax"]["prefill"]["mixing_flops"], 1000 * 2 * (32 + 64))
+        self.assertEqual(told["softmax_bytes"]["naive"], 4 * 2 * 1000 * 1000)
+        self.assertEqual(told["softmax_bytes"]["cache"], 4 * 1000 * 2 * (32 + 64))
+        # Both sides are equal where they cross.
+        self.assertAlmostEqual(told["crossing"]["prefill"] * 2 * (32 + 64), 4 * state)
+        self.assertAlmostEqual(told["crossing"]["memory"] * 2 * (32 + 64), state)
+
+    def test_explain_refuses(self):
+        self.assert_fails(run("explain", "retentoin"), 2, "did you mean 'retention'?")
+        self.assert_fails(run("explain", "softmax_attention"), 2, "no state of a fixed size")
+        self.assert_fails(run("explain"), 2, "LAW")
+
     def test_whole_numbers_are_read_whole(self):
         verbs = {"train": ("--data", "x"), "generate": ("-m", "x", "-p", "a"),
-                 "eval": ("-m", "x", "--data", "x"), "bench": ("ops",), "info": ()}
+                 "eval": ("-m", "x", "--data", "x"), "bench": ("ops",), "info": (),
+                 "explain": ("retention",)}
         for verb, needed in verbs.items():
-            flags = re.findall(r"(--[a-z-]+) N\b", run(verb, "--help").stdout)
+            flags = re.findall(r"(--[A-Za-z-]+) N\b", run(verb, "--help").stdout)
             self.assertTrue(flags)
             for flag in flags:
                 for value in ("99999999999999999999", "-99999999999999999999", "-1", "010", "0x10",

@@ -68,9 +68,14 @@ void write_crossings(const Explanation& e) {
 }
 
 int run(const Options& options) {
-  const OperatorInfo& law = find_operator(options.law);
   const ExplainSizes& sizes = options.sizes;
-  const Explanation e = explain(law, sizes);
+  const OperatorInfo* found = nullptr;
+  Explanation e;
+  as_usage([&] {
+    found = &find_operator(options.law);
+    e = explain(*found, sizes);
+  });
+  const OperatorInfo& law = *found;
   if (options.common.json) {
     write_json({{"name", law.name},
                 {"formula", law.formula},
@@ -122,10 +127,10 @@ Action declare(CLI::App& parser) {
         ->type_name("N")
         ->capture_default_str();
   };
-  size("--T,--tokens", options->sizes.tokens, "Tokens of the sequence");
-  size("--K,--keys", options->sizes.keys, "Size of a key");
-  size("--V,--values", options->sizes.values, "Size of a value");
-  size("--H,--heads", options->sizes.heads, "Heads");
+  size("--T", options->sizes.tokens, "Tokens of the sequence");
+  size("--K", options->sizes.keys, "Size of a key");
+  size("--V", options->sizes.values, "Size of a value");
+  size("--H", options->sizes.heads, "Heads");
   options->common.declare_json(parser);
   return [options] { return run(*options); };
 }

@@ -85,7 +85,8 @@ std::vector<OperatorInfo> linear_attention_rows() {
         kReverseAttribute,
         kCuSeqlensAttribute,
         kFormAttribute},
-       run_linear_attention},
+       run_linear_attention,
+       {4, 10}},
   };
 }
 

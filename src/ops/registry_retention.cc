@@ -92,7 +92,8 @@ std::vector<OperatorInfo> retention_rows() {
        {kQueryTensor, kKeyTensor, kValueTensor, kLogDecayTensor, kInitialStateTensor},
        {kOutputTensor, kFinalStateTensor, kWeightsTensor},
        {kScaleAttribute, kReverseAttribute, kCuSeqlensAttribute, kFormAttribute, kHeadsAttribute},
-       run_retention},
+       run_retention,
+       {4, 10}},
       {"lightning_attention",
        {"lightning"},
        "S_t = exp(g_h) S_{t-1} + k_t v_t^T; o_t = S_t^T (scale q_t); g_h = -(8/H) "
@@ -109,7 +110,8 @@ std::vector<OperatorInfo> retention_rows() {
         kCuSeqlensAttribute,
         kFormAttribute,
         kHeadsAttribute},
-       run_lightning_attention},
+       run_lightning_attention,
+       {4, 10}},
   };
 }
 
