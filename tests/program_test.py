@@ -395,9 +395,12 @@ class Attend(ProgramTest):
               arguments=("--bacward",))
         fails("no flag '--window-sise'", "'--window-size'", code=2, arguments=("--window-sise=3",))
         fails("needs 'do'", "gradient of 'o'", arguments=("-o", self.out, "--backward"))
-        fails("no attribute 'window_size'", arguments=("-o", self.out, "--window-size", "3"))
-        fails("feature_map 'exp' is not one of identity", arguments=(
-            "-o", self.out, "--feature-map", "exp"))
+        fails("no attribute 'window_size'", code=2,
+              arguments=("-o", self.out, "--window-size", "3"))
+        fails("no operator 'retentoin'", "did you mean 'retention'?", code=2,
+              arguments=("--op", "retentoin"))
+        fails("feature_map 'expo' is not one of identity", code=2,
+              arguments=("-o", self.out, "--feature-map", "expo"))
         self.metadata["op"] = "linear_atn"
         fails("no operator 'linear_atn'", "did you mean 'linear_attn'?")
         del self.metadata["op"]

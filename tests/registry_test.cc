@@ -235,6 +235,21 @@ TEST(Registry, LightningDecaysFollowTheirRules) {
   }
 }
 
+TEST(Registry, OneGradientFromAboveIsEnough) {
+  Call call = retention_call();
+  call.backward = true;
+  call.put("dht", {2, 2, 4, 3});
+  const std::vector<NamedArray> alone = call.run();
+  call.tensors.insert_or_assign("do", Array({2, 5, 2, 3}));  // zeros
+  const std::vector<NamedArray> beside = call.run();
+  ASSERT_EQ(names_of(alone), names_of(beside));
+  for (std::size_t i = 0; i < alone.size(); ++i) {
+    const Tensor &x = alone[i].array.tensor, &y = beside[i].array.tensor;
+    EXPECT_EQ(std::memcmp(x.data, y.data, static_cast<std::size_t>(x.size()) * 4), 0)
+        << alone[i].name;
+  }
+}
+
 TEST(Registry, TensorsAreCheckedByNameTypeAndShape) {
   Call call = retention_call();
   call.tensors.erase("k");

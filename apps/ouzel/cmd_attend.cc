@@ -91,6 +91,15 @@ std::map<std::string, std::string> attributes_of(const SafetensorsReader& file,
   return attributes;
 }
 
+// Throws Error(kInvalidArgument) for a flag that the operator does not take, or its value.
+void check_flags(const OperatorInfo& info, const std::map<std::string, std::string>& flags) {
+  std::map<std::string, std::string> given;
+  for (const auto& [key, value] : flags) {
+    if (!value.empty()) given[key] = value;
+  }
+  const Attributes checked(info, given);
+}
+
 // Names of what the operator gives: tensors of these names in the input are expected values.
 std::vector<std::string> result_names(const OperatorInfo& info) {
   std::vector<std::string> names;
@@ -213,6 +222,9 @@ int run(const Options& options) {
     list_operators(options.common.json);
     return 0;
   }
+  if (!options.op.empty()) {
+    as_usage([&] { check_flags(find_operator(options.op), options.attributes); });
+  }
   if (options.input.empty()) throw UsageError("name the file that holds the operator's inputs");
   if (options.output.empty() && !options.compare) {
     throw UsageError("say where the results should go: -o FILE, or --compare");
@@ -227,6 +239,7 @@ int run(const Options& options) {
                     options.input));
   }
   const OperatorInfo& info = find_operator(options.op.empty() ? op->second : options.op);
+  if (options.op.empty()) as_usage([&] { check_flags(info, options.attributes); });
   const Attributes attributes(info, attributes_of(file, info, options.attributes));
   const Inputs inputs = read_inputs(file, info, options.backward);
   Context context = options.common.context();

@@ -63,6 +63,7 @@ class OperatorCall {
   std::optional<Segments> segments_;
   std::map<std::string, Extent> extents_;
   std::map<std::string, ConstTensor> in_;  // inputs and gradients from above
+  Array no_gradient_;                      // zeros for the first output where only others have one
   std::map<std::string, Tensor> out_;      // outputs and gradients of inputs
 };
 

@@ -232,15 +232,23 @@ OperatorCall::OperatorCall(Context& context, const OperatorInfo& info, const Att
   }
   if (segments_) check_packing();
   if (!backward) return;
+  bool any = false;
   for (const TensorInfo& output : info.outputs) {
     const ConstTensor tensor = given(output.gradient);
-    if (tensor.present()) {
-      take(output, output.gradient, tensor);
-    } else if (&output == &info.outputs.front()) {
-      refuse(fmt::format("{}: the backward pass needs '{}' {}, the gradient of '{}'", info.name,
-                         output.gradient, expected(output), output.name));
-    }
+    if (!tensor.present()) continue;
+    take(output, output.gradient, tensor);
+    any = true;
   }
+  const TensorInfo& first = info.outputs.front();
+  if (!any) {
+    refuse(
+        fmt::format("{}: the backward pass needs '{}' {}, the gradient of '{}', or that of "
+                    "another output",
+                    info.name, first.gradient, expected(first), first.name));
+  }
+  if (in(first.gradient).present()) return;
+  no_gradient_ = Array(shape_of(first), first.dtype);
+  in_[first.gradient] = no_gradient_.tensor;
 }
 
 // Packed sequences cover one row of the batch: what they left out would be zeros in silence.

@@ -105,8 +105,8 @@ struct NamedArray {
   Array array;
 };
 
-// Runs an operator. `tensors`: its inputs and, with `backward`, the gradients of its outputs (that
-// of the first is needed, others are zero where absent); dense, of the table's types. Returns the
+// Runs an operator. `tensors`: its inputs and, with `backward`, the gradients of its outputs (one
+// at least; others are zero where absent); dense, of the table's types. Returns the
 // outputs and, with `backward`, the gradients of all inputs that were given, in the table's order.
 // Throws Error(kInvalidArgument) naming the tensor, what was expected and what was found.
 std::vector<NamedArray> run_operator(Context& context, const OperatorInfo& info,
