@@ -1,0 +1,477 @@
+// Backward of the engine. Forward through the chunks once for the states at their begins (and what
+// is erased), then chunk by chunk from the last one: the states within are recomputed, and the
+// gradient G of the state is swept back through them. With P_t the decayed state, r_t what is
+// erased and X_t the state that the erase reads (P_t or S_(t-1)):
+//
+//     G_t = q_t do_t^T + (what the next row passes on)       dq_t = S_t do_t
+//     dk_t = G_t w_t    dv_t = G_t^T k_t                     w = v - c * r collinear, else v
+//     dr_t = -c_t * dv_t collinear, G_t^T b_t general        dc_t = -dv_t * r_t    db_t = G_t r_t
+//     de_t = X_t dr_t   dX_t += e_t dr_t^T                   dg_t, dgv_t = sums of dP_t * P_t
+//     passed on: e^g_t dP_t e^gv_t (+ dX_t)
+//
+// Gradients of log decays are direct sums: differences of q * dq and k * dk have no digits left at
+// strong gates.
+#include "src/ops/rows_backward.h"
+
+#include <algorithm>
+
+#include "src/kernels/rows_backward.h"
+
+namespace ouzel {
+namespace {
+
+// Buffers of a task. Rows as packed, and their gradients; then folded and grouped.
+struct RowsBuffers {
+  std::int64_t rows = 0, key_pitch = 0, value_pitch = 0;
+  LawRows packed, grads;
+  float* output_grad = nullptr;  // [queries][tokens][value_pitch], or [rows] for rows_per_token > 1
+  float* token_grad = nullptr;   // [queries][tokens][value_pitch], as packed, where they differ
+  Folds folds;
+  float *value_decay = nullptr, *value_total = nullptr;
+  float *q = nullptr, *k = nullptr, *e = nullptr, *b = nullptr;
+  float *dq = nullptr, *dk = nullptr, *de = nullptr, *db = nullptr, *dg = nullptr;
+  float *written = nullptr, *dr = nullptr;
+  float *ek = nullptr, *eb = nullptr, *qk = nullptr, *qb = nullptr;
+  std::uint8_t* first = nullptr;
+  float *history = nullptr, *partial = nullptr;
+  float *tiles = nullptr, *grad = nullptr, *grad_low = nullptr, *grad_slabs = nullptr;
+  float *state = nullptr, *low = nullptr;
+  float* kept = nullptr;    // [chunks] states
+  float* erased = nullptr;  // [all rows][value_pitch]: r
+  std::int64_t state_size = 0;
+
+  template <class Memory>
+  RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t tokens);
+};
+
+std::int64_t chunk_tokens(const RowsKind& kind) {
+  return std::max<std::int64_t>(1, kChunk / kind.rows_per_token);
+}
+
+template <class Memory>
+RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t tokens) {
+  const std::int64_t chunk = chunk_tokens(kind);
+  const std::int64_t chunks = (tokens + chunk - 1) / chunk;
+  rows = chunk * kind.rows_per_token;
+  key_pitch = padded(kind.keys, kKeyGroup);
+  value_pitch = padded(kind.values, kValueSlab);
+  const bool erases = kind.erase != EraseKind::kNone, general = kind.erase == EraseKind::kGeneral;
+  const bool decays = kind.decay || kind.value_decay;
+  const auto take = [&](bool wanted, std::int64_t count) {
+    return wanted ? memory.template take<float>(count) : nullptr;
+  };
+  for (LawRows* r : {&packed, &grads}) {
+    r->key_pitch = key_pitch;
+    r->value_pitch = value_pitch;
+    r->q = take(true, kind.queries * chunk * key_pitch);
+    r->k = take(true, rows * key_pitch);
+    r->v = take(true, rows * value_pitch);
+    r->g = take(kind.decay, rows * (kind.decay_per_key ? key_pitch : 1));
+    r->gv = take(kind.value_decay, rows * value_pitch);
+    r->e = take(erases, rows * key_pitch);
+    r->b = take(general, rows * key_pitch);
+    r->c = take(erases && !general, rows * (kind.strength_per_value ? value_pitch : 1));
+    r->u = take(kind.bonus, key_pitch);
+  }
+  output_grad = take(true, kind.queries * rows * value_pitch);
+  token_grad = take(kind.rows_per_token > 1, kind.queries * chunk * value_pitch);
+  if (kind.decay) {
+    folds.per_key = kind.decay_per_key;
+    folds.groups = kind.decay_per_key ? key_pitch / kKeyGroup : 1;
+    folds.lambda = take(true, folds.groups * (rows + 1) * kKeyGroup);
+    folds.inverse = take(true, folds.groups * (rows + 1) * kKeyGroup);
+    folds.factor = take(true, folds.groups * rows * kKeyGroup);
+    folds.fold = memory.template take<std::uint8_t>(folds.groups * rows);
+    folds.total = take(true, folds.groups * kKeyGroup);
+  }
+  value_decay = take(kind.value_decay, rows * value_pitch);
+  value_total = take(kind.value_decay, value_pitch);
+  q = take(true, kind.queries * rows * key_pitch);
+  k = take(true, rows * key_pitch);
+  e = take(erases, rows * key_pitch);
+  b = take(general, rows * key_pitch);
+  dq = take(true, kind.queries * rows * key_pitch);
+  dk = take(true, rows * key_pitch);
+  de = take(erases, rows * key_pitch);
+  db = take(general, rows * key_pitch);
+  dg = take(kind.decay, rows * key_pitch);
+  written = take(erases && !general, rows * value_pitch);
+  dr = take(erases, rows * value_pitch);
+  ek = take(erases, rows * kRowBlock);
+  eb = take(general, rows * kRowBlock);
+  qk = take(erases, kind.queries * rows * kRowBlock);
+  qb = take(general, kind.queries * rows * kRowBlock);
+  first = memory.template take<std::uint8_t>(erases ? rows + 1 : 0);
+  history = take(decays, rows * kStateTile);
+  partial = take(true, 2 * rows * kValueTile * 16);
+  state_size = key_pitch * value_pitch;
+  tiles = take(erases, state_size);
+  grad = take(true, state_size);
+  grad_low = take(!erases, state_size);
+  grad_slabs = take(erases, state_size);
+  state = take(true, state_size);
+  low = take(!erases, state_size);
+  kept = take(true, chunks * state_size);
+  erased = take(erases, tokens * kind.rows_per_token * value_pitch);
+}
+
+class RowsBackward {
+ public:
+  RowsBackward(Isa isa, const RowsKind& kind, RowSource& source, RowAdjoint& adjoint,
+               Scratch& scratch)
+      : isa_(isa),
+        kind_(kind),
+        source_(source),
+        adjoint_(adjoint),
+        tokens_(source.tokens()),
+        erases_(kind.erase != EraseKind::kNone),
+        b_(scratch, kind, tokens_) {}
+
+  void run(const StateMemory<const float>& initial, const StateMemory<const float>& final_grad,
+           const StateMemory<float>& initial_grad);
+
+ private:
+  std::int64_t groups() const { return b_.key_pitch / kKeyGroup; }
+  std::int64_t value_tiles() const { return padded(kind_.values, kValueTile) / kValueTile; }
+  const Folds* folds() const { return kind_.decay ? &b_.folds : nullptr; }
+  // Where element (key, value) of a state stands.
+  std::int64_t in_tiles(std::int64_t key, std::int64_t value) const {
+    const std::int64_t tile = value / kValueTile * groups() + key / kKeyGroup;
+    return tile * kStateTile + value % kValueTile * kKeyGroup + key % kKeyGroup;
+  }
+  std::int64_t in_slabs(std::int64_t key, std::int64_t value) const {
+    return (value / kValueSlab * b_.key_pitch + key) * kValueSlab + value % kValueSlab;
+  }
+  GroupArgs group_args() const;
+  SweepArgs sweep_args() const;
+  BlockArgs block_args(std::int64_t first);
+  AccumulateArgs accumulate_args() const;
+  void pack(std::int64_t first, std::int64_t tokens);
+  void pack_queries(std::int64_t first, std::int64_t tokens);
+  bool sums_slowly(std::int64_t end) const;
+  void forward(std::int64_t first, std::int64_t tokens);
+  void backward(std::int64_t first, std::int64_t tokens, const float* state);
+  void unpack(std::int64_t first);
+
+  Isa isa_;
+  const RowsKind& kind_;
+  RowSource& source_;
+  RowAdjoint& adjoint_;
+  std::int64_t tokens_;
+  bool erases_;
+  RowsBuffers b_;
+  std::int64_t rows_ = 0;   // of the chunk at hand
+  bool two_parts_ = false;  // whether grad_low holds what the gradient lost to rounding
+};
+
+GroupArgs RowsBackward::group_args() const {
+  GroupArgs args;
+  args.rows = rows_;
+  args.groups = groups();
+  args.pitch = b_.key_pitch;
+  args.per_key = b_.folds.per_key;
+  return args;
+}
+
+// Rows of a chunk as the passes want them, but for q and what comes with it.
+void RowsBackward::pack(std::int64_t first, std::int64_t tokens) {
+  rows_ = tokens * kind_.rows_per_token;
+  b_.packed.tokens = b_.grads.tokens = tokens;
+  b_.folds.rows = rows_;
+  source_.pack(first, 0, kind_.values, b_.packed);
+  if (kind_.decay) fold_decays(isa_, b_.packed.g, b_.key_pitch, b_.folds);
+  if (kind_.value_decay) {
+    exponentials(isa_, rows_ * b_.value_pitch, b_.packed.gv, b_.value_decay);
+    std::fill_n(b_.value_total, b_.value_pitch, 0.0f);
+    for (std::int64_t t = 0; t < rows_; ++t) {
+      const float* gv = b_.packed.gv + t * b_.value_pitch;
+      for (std::int64_t j = 0; j < b_.value_pitch; ++j) b_.value_total[j] += gv[j];
+    }
+  }
+  GroupArgs args = group_args();
+  args.factor = b_.folds.inverse;
+  group_rows(isa_, args, b_.packed.k, b_.k);
+  if (kind_.erase == EraseKind::kGeneral) group_rows(isa_, args, b_.packed.b, b_.b);
+  if (!erases_) return;
+  args.factor = b_.folds.lambda;
+  args.next = kind_.erase_decayed;
+  group_rows(isa_, args, b_.packed.e, b_.e);
+  // A block has four rows and no fold within, or one row.
+  const auto folded = [&](std::int64_t t) {
+    if (kind_.value_decay) return true;
+    for (std::int64_t i = 0; kind_.decay && i < b_.folds.groups; ++i) {
+      if (b_.folds.fold[i * rows_ + t]) return true;
+    }
+    return false;
+  };
+  for (std::int64_t t = 0; t < rows_;) {
+    bool whole = t + kRowBlock <= rows_ && (kind_.erase_decayed || !folded(t));
+    if (kind_.bonus || kind_.value_decay) whole = whole && !folded(t);
+    for (std::int64_t i = 1; whole && i < kRowBlock; ++i) whole = !folded(t + i);
+    b_.first[t] = true;
+    for (std::int64_t i = 1; whole && i < kRowBlock; ++i) b_.first[t + i] = false;
+    t += whole ? kRowBlock : 1;
+  }
+  b_.first[rows_] = true;
+}
+
+void RowsBackward::pack_queries(std::int64_t first, std::int64_t tokens) {
+  const std::int64_t every = kind_.rows_per_token;
+  GroupArgs args = group_args();
+  args.every = every;
+  args.factor = b_.folds.lambda;
+  args.next = !kind_.bonus;
+  for (std::int64_t i = 0; i < kind_.queries; ++i) {
+    group_rows(isa_, args, b_.packed.q + i * tokens * b_.key_pitch,
+               b_.q + i * rows_ * b_.key_pitch);
+  }
+  float* packed = every > 1 ? b_.token_grad : b_.output_grad;
+  adjoint_.pack_output_grads(first, tokens, b_.value_pitch, packed);
+  if (every == 1) return;
+  std::fill_n(b_.output_grad, kind_.queries * rows_ * b_.value_pitch, 0.0f);
+  for (std::int64_t t = 0; t < kind_.queries * tokens; ++t) {
+    std::copy_n(packed + t * b_.value_pitch, b_.value_pitch,
+                b_.output_grad + ((t + 1) * every - 1) * b_.value_pitch);
+  }
+}
+
+AccumulateArgs RowsBackward::accumulate_args() const {
+  AccumulateArgs args;
+  args.rows = rows_;
+  args.groups = groups();
+  args.value_tiles = value_tiles();
+  args.pitch = b_.value_pitch;
+  args.folds = folds();
+  args.value_decay = b_.value_decay;
+  args.value_total = b_.value_total;
+  return args;
+}
+
+BlockArgs RowsBackward::block_args(std::int64_t first) {
+  BlockArgs args;
+  args.rows = rows_;
+  args.groups = groups();
+  args.slabs = b_.value_pitch / kValueSlab;
+  args.pitch = b_.value_pitch;
+  args.queries = kind_.queries;
+  args.folds = folds();
+  args.value_decay = b_.value_decay;
+  args.read_before = kind_.bonus;
+  args.erase_before = !kind_.erase_decayed;
+  args.q = b_.q;
+  args.k = b_.k;
+  args.e = b_.e;
+  args.b = b_.b;
+  args.v = b_.packed.v;
+  args.c = b_.packed.c;
+  args.c_per_value = kind_.strength_per_value;
+  args.first = b_.first;
+  args.r = b_.erased + first * kind_.rows_per_token * b_.value_pitch;
+  args.ek = b_.ek;
+  args.eb = b_.eb;
+  return args;
+}
+
+SweepArgs RowsBackward::sweep_args() const {
+  SweepArgs args;
+  args.rows = rows_;
+  args.groups = groups();
+  args.value_tiles = value_tiles();
+  args.pitch = b_.value_pitch;
+  args.queries = kind_.queries;
+  args.folds = folds();
+  args.value_decay = b_.value_decay;
+  args.read_before = kind_.bonus;
+  args.erase_before = !kind_.erase_decayed;
+  args.q = b_.q;
+  args.k = b_.k;
+  args.e = b_.e;
+  args.b = b_.b;
+  args.output_grad = b_.output_grad;
+  args.write = kind_.erase == EraseKind::kCollinear ? b_.written : b_.packed.v;
+  args.read_grad = b_.dr;
+  args.grad = b_.grad;
+  args.dq = b_.dq;
+  args.dk = b_.dk;
+  args.de = b_.de;
+  args.db = b_.db;
+  args.dg = b_.dg;
+  args.dv = erases_ ? nullptr : b_.grads.v;
+  args.dgv = b_.grads.gv;
+  args.history = b_.history;
+  args.partial = b_.partial;
+  return args;
+}
+
+void RowsBackward::forward(std::int64_t first, std::int64_t tokens) {
+  pack(first, tokens);
+  if (erases_) {
+    BlockArgs args = block_args(first);
+    args.state = b_.state;
+    block_products(isa_, args);
+    block_forward(isa_, args);
+  } else {
+    AccumulateArgs args = accumulate_args();
+    args.x = b_.k;
+    args.a = b_.packed.v;
+    args.state = b_.state;
+    args.low = b_.low;
+    accumulate_rows(isa_, args);
+  }
+}
+
+// Whether a gradient that has come from so far that a plain sum would be off is to be summed in two
+// parts over the chunk that ends at `end`: where a channel hardly decays.
+bool RowsBackward::sums_slowly(std::int64_t end) const {
+  if (erases_ || tokens_ - end < kLongSum) return false;
+  if (!kind_.decay) return true;
+  const float* total = b_.folds.total;
+  const std::int64_t size = kind_.decay_per_key ? kind_.keys : 1;
+  const float slow = static_cast<float>(kSlowDecay) * static_cast<float>(b_.packed.tokens);
+  return *std::max_element(total, total + size) > slow;
+}
+
+void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float* state) {
+  pack(first, tokens);
+  pack_queries(first, tokens);
+  SweepArgs sweep = sweep_args();
+  sweep.state = state;
+  if (erases_) {
+    BlockArgs block = block_args(first);
+    block.qk = b_.qk;
+    block.qb = b_.qb;
+    block_products(isa_, block);
+    block.state = b_.grad_slabs;
+    block.output_grad = b_.output_grad;
+    block.written = b_.written;
+    block.dv = b_.grads.v;
+    block.dr = b_.dr;
+    block.dc = b_.grads.c;
+    block_backward(isa_, block);
+    tiles_from_slabs(isa_, groups(), value_tiles(), state, b_.tiles);
+    sweep.state = b_.tiles;
+    sweep.read = block.r;
+  }
+  const bool slow = sums_slowly(first + tokens);
+  sweep.grad_out = slow ? nullptr : b_.grad;
+  backward_sweep(isa_, sweep);
+  if (slow) {
+    if (!two_parts_) std::fill_n(b_.grad_low, b_.state_size, 0.0f);
+    AccumulateArgs args = accumulate_args();
+    args.reverse = true;
+    args.fold_first = kind_.bonus;
+    args.writes = kind_.queries;
+    args.x = b_.q;
+    args.a = b_.output_grad;
+    args.state = b_.grad;
+    args.low = b_.grad_low;
+    accumulate_rows(isa_, args);
+  }
+  two_parts_ = slow;
+  unpack(first);
+}
+
+// Gradients of folded rows back to those of the rows.
+void RowsBackward::unpack(std::int64_t first) {
+  GroupArgs args = group_args();
+  if (kind_.decay_per_key) {
+    ungroup_rows(isa_, args, b_.dg, b_.grads.g);
+  } else if (kind_.decay) {
+    sum_keys(isa_, args, b_.dg, b_.grads.g);
+  }
+  args.factor = b_.folds.inverse;
+  ungroup_rows(isa_, args, b_.dk, b_.grads.k);
+  if (kind_.erase == EraseKind::kGeneral) ungroup_rows(isa_, args, b_.db, b_.grads.b);
+  args.factor = b_.folds.lambda;
+  if (erases_) {
+    args.next = kind_.erase_decayed;
+    ungroup_rows(isa_, args, b_.de, b_.grads.e);
+  }
+  args.every = kind_.rows_per_token;
+  args.next = !kind_.bonus;
+  const std::int64_t tokens = b_.packed.tokens;
+  for (std::int64_t i = 0; i < kind_.queries; ++i) {
+    ungroup_rows(isa_, args, b_.dq + i * rows_ * b_.key_pitch,
+                 b_.grads.q + i * tokens * b_.key_pitch);
+  }
+  if (kind_.bonus) {
+    std::fill_n(b_.grads.u, b_.key_pitch, 0.0f);
+    BonusArgs bonus;
+    bonus.rows = tokens;
+    bonus.key_pitch = b_.key_pitch;
+    bonus.value_pitch = b_.value_pitch;
+    bonus.k = b_.packed.k;
+    bonus.u = b_.packed.u;
+    bonus.v = b_.packed.v;
+    bonus.dk = b_.grads.k;
+    bonus.du = b_.grads.u;
+    bonus.dv = b_.grads.v;
+    for (std::int64_t i = 0; i < kind_.queries; ++i) {
+      bonus.q = b_.packed.q + i * tokens * b_.key_pitch;
+      bonus.dq = b_.grads.q + i * tokens * b_.key_pitch;
+      bonus.output_grad = b_.output_grad + i * tokens * b_.value_pitch;
+      bonus_grads(isa_, bonus);
+    }
+  }
+  adjoint_.unpack(first, b_.packed, b_.grads);
+}
+
+void RowsBackward::run(const StateMemory<const float>& initial,
+                       const StateMemory<const float>& final_grad,
+                       const StateMemory<float>& initial_grad) {
+  // Columns beyond the last tile, which no sweep writes.
+  std::fill_n(b_.grads.v, b_.rows * b_.value_pitch, 0.0f);
+  if (kind_.value_decay) std::fill_n(b_.grads.gv, b_.rows * b_.value_pitch, 0.0f);
+  for (float* s : {b_.state, b_.low, b_.grad, b_.grad_slabs}) {
+    if (s != nullptr) std::fill_n(s, b_.state_size, 0.0f);
+  }
+  for (std::int64_t key = 0; key < kind_.keys; ++key) {
+    for (std::int64_t value = 0; value < kind_.values; ++value) {
+      const std::int64_t tile = in_tiles(key, value), slab = in_slabs(key, value);
+      const auto at = [&](const StateMemory<const float>& m) {
+        return key * m.row + value * m.column;
+      };
+      if (initial.s != nullptr) b_.state[erases_ ? slab : tile] = initial.s[at(initial)];
+      if (initial.residue != nullptr && !erases_) b_.low[tile] = initial.residue[at(initial)];
+      if (final_grad.s != nullptr) {
+        b_.grad[tile] = final_grad.s[at(final_grad)];
+        if (erases_) b_.grad_slabs[slab] = b_.grad[tile];
+      }
+    }
+  }
+  const std::int64_t chunk = chunk_tokens(kind_);
+  float* kept = b_.kept;
+  for (std::int64_t t = 0; t < tokens_; t += chunk, kept += b_.state_size) {
+    std::copy_n(b_.state, b_.state_size, kept);
+    // The state after the last chunk is not needed; what that erases is.
+    if (erases_ || t + chunk < tokens_) forward(t, std::min(chunk, tokens_ - t));
+  }
+  for (std::int64_t t = padded(tokens_, chunk) - chunk; t >= 0; t -= chunk) {
+    kept -= b_.state_size;
+    backward(t, std::min(chunk, tokens_ - t), kept);
+  }
+  if (initial_grad.s == nullptr) return;
+  for (std::int64_t key = 0; key < kind_.keys; ++key) {
+    for (std::int64_t value = 0; value < kind_.values; ++value) {
+      initial_grad.s[key * initial_grad.row + value * initial_grad.column] =
+          b_.grad[in_tiles(key, value)];
+    }
+  }
+}
+
+}  // namespace
+
+std::size_t rows_backward_scratch(const RowsKind& kind, std::int64_t tokens) {
+  ScratchCounter counter;
+  RowsBuffers(counter, kind, tokens);
+  return counter.bytes();
+}
+
+void rows_backward(Isa isa, const RowsKind& kind, RowSource& source, RowAdjoint& adjoint,
+                   const StateMemory<const float>& initial, std::int64_t,
+                   const StateMemory<const float>& final_grad,
+                   const StateMemory<float>& initial_grad, Scratch& scratch) {
+  RowsBackward(isa, kind, source, adjoint, scratch).run(initial, final_grad, initial_grad);
+}
+
+}  // namespace ouzel
