@@ -218,6 +218,21 @@ std::vector<Real> retention_log_decay(Int heads) {
 }
 
 template <class Real>
+std::vector<Real> lightning_log_decay(Int heads, Int layer, Int layers, bool geometric) {
+  std::vector<Real> g;
+  for (Int h = 0; h < heads; ++h) {
+    const Real H = static_cast<Real>(heads), l = static_cast<Real>(layer);
+    if (geometric) {
+      const Real depth = layers > 1 ? l / static_cast<Real>(layers - 1) : 0;
+      g.push_back(-std::exp2(-8 * static_cast<Real>(h + 1) / H) * (1 - depth + Real(1e-5L)));
+    } else {
+      g.push_back(-8 / H * (1 - l / static_cast<Real>(layers)) * static_cast<Real>(h));
+    }
+  }
+  return g;
+}
+
+template <class Real>
 RecurrenceResults<Real> recurrence(const RecurrenceArguments<Real>& a) {
   const Sizes<Real> n(a);
   RecurrenceResults<Real> r{Array<Real>({n.B, n.T, n.HO, n.V}), Array<Real>({n.N, n.HV, n.F, n.V}),
@@ -370,6 +385,7 @@ Array<Real> recurrence_weights(const RecurrenceArguments<Real>& a) {
 
 #define OUZEL_INSTANTIATE(Real)                                                            \
   template std::vector<Real> retention_log_decay<Real>(Int);                               \
+  template std::vector<Real> lightning_log_decay<Real>(Int, Int, Int, bool);               \
   template RecurrenceResults<Real> recurrence(const RecurrenceArguments<Real>&);           \
   template RecurrenceGradients<Real> recurrence_backward(const RecurrenceArguments<Real>&, \
                                                          const RecurrenceResults<Real>&);  \

@@ -55,6 +55,12 @@ struct RecurrenceGradients {
 template <class Real>
 std::vector<Real> retention_log_decay(std::int64_t heads);
 
+// Lightning attention's: -(8/H) (1 - layer/layers) h (arXiv:2401.04658); geometric:
+// -2^(-8(h+1)/H) (1 - layer/(layers-1) + 1e-5) (arXiv:2501.08313).
+template <class Real>
+std::vector<Real> lightning_log_decay(std::int64_t heads, std::int64_t layer, std::int64_t layers,
+                                      bool geometric);
+
 template <class Real>
 RecurrenceResults<Real> recurrence(const RecurrenceArguments<Real>& arguments);
 
