@@ -2,114 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <span>
-#include <stdexcept>
 #include <utility>
 
 #include "ouzel/linear_attention.h"
 #include "ouzel/retention.h"
 #include "ouzel/short_conv.h"
 #include "ouzel/softmax_attention.h"
+#include "tests/by_name.h"
+#include "tests/operand.h"
 
 namespace ouzel::test {
 namespace {
 
 using Int = std::int64_t;
-
-// An argument in float32 with memory of its own. Strided: every axis but the first is spaced out,
-// and the gaps hold NaN (of inputs) or a value that no operator computes (of outputs).
-class Operand {
- public:
-  Operand() = default;  // absent
-  static Operand input(const Doubles& a, bool strided = false) {
-    if (!a.present()) return {};
-    Operand x(a.shape, strided, std::numeric_limits<float>::quiet_NaN());
-    std::size_t next = 0;
-    x.for_each([&](float& slot) { slot = static_cast<float>(a.data[next++]); });
-    return x;
-  }
-  static Operand output(std::vector<Int> shape, bool strided = false) {
-    return Operand(std::move(shape), strided, kUnwritten);
-  }
-  // Gradients of parameters are added to: they start from zero.
-  static Operand zeros_like(const Operand& a) {
-    return a.present() ? Operand(a.shape_, false, 0) : Operand();
-  }
-  static Operand output_like(const Operand& a) {
-    return a.present() ? Operand(a.shape_, a.strided_, kUnwritten) : Operand();
-  }
-
-  bool present() const { return !shape_.empty(); }
-  Int extent(std::size_t axis) const { return shape_[axis]; }
-  std::size_t rank() const { return shape_.size(); }
-  const std::vector<Int>& shape() const { return shape_; }
-
-  Tensor tensor() {
-    Tensor t;
-    if (!present()) return t;
-    t.data = memory_.data();
-    t.rank = static_cast<int>(rank());
-    for (std::size_t i = 0; i < rank(); ++i) {
-      t.extent[i] = shape_[i];
-      t.stride[i] = stride_[i];
-    }
-    return t;
-  }
-  // Entry n of the first axis.
-  float* entry(std::size_t n) { return memory_.data() + static_cast<Int>(n) * stride_[0]; }
-  // Token t of [B, T, ...] as [B, 1, ...].
-  Tensor token(Int t) {
-    Tensor x = tensor();
-    x.data = memory_.data() + t * stride_[1];
-    x.extent[1] = 1;
-    return x;
-  }
-  // The elements. Throws if the gaps of a strided output were written to.
-  Floats floats() {
-    if (!present()) return {};
-    Floats f(shape_);
-    std::size_t next = 0;
-    for_each([&](float& slot) { f.data[next++] = slot; });
-    if (strided_) {
-      Operand gaps = *this;
-      gaps.for_each([](float& slot) { slot = kUnwritten; });
-      for (float x : gaps.memory_) {
-        if (x != kUnwritten) throw std::logic_error("the operator wrote between the rows");
-      }
-    }
-    return f;
-  }
-
- private:
-  static constexpr float kUnwritten = -7.0e30f;
-
-  Operand(std::vector<Int> shape, bool strided, float fill)
-      : shape_(std::move(shape)), stride_(shape_.size()), strided_(strided) {
-    Int step = 1;
-    for (std::size_t i = rank(); i-- > 0;) {
-      stride_[i] = step;
-      step *= shape_[i] + (strided && i > 0 ? 3 : 0);
-    }
-    memory_.assign(static_cast<std::size_t>(step) + 1, fill);  // never empty: it is present
-  }
-  template <class Visit>
-  void for_each(const Visit& visit) {
-    std::vector<Int> index(rank());
-    Int count = 1;
-    for (Int e : shape_) count *= e;
-    for (Int n = 0; n < count; ++n) {
-      Int at = 0;
-      for (std::size_t i = 0; i < rank(); ++i) at += index[i] * stride_[i];
-      visit(memory_[static_cast<std::size_t>(at)]);
-      for (std::size_t i = rank(); i-- > 0 && ++index[i] == shape_[i];) index[i] = 0;
-    }
-  }
-
-  std::vector<Int> shape_, stride_;
-  bool strided_ = false;
-  std::vector<float> memory_;
-};
 
 template <class Real>
 void add_slot(std::vector<Slot>& list, const std::string& name, Role role,
@@ -295,7 +201,7 @@ Results<float> run(Context& context, const Call& call, const Recurrence& a) {
     outputs.final_state = final.view();
   }
   Buffer saved;
-  if (call.saved && call.d_o.present()) {
+  if (call.saved && call.backward()) {
     saved = Buffer(in.is_retention ? retention_saved_bytes(in.retention_options, in.inputs)
                                    : linear_attention_saved_bytes(in.linear_options, in.inputs));
     outputs.saved = saved.data();
@@ -313,10 +219,10 @@ Results<float> run(Context& context, const Call& call, const Recurrence& a) {
       results.outputs.push_back({"z_residue", Role::kSequence, final.z_residue.floats()});
     }
   }
-  if (!call.d_o.present()) return results;
+  if (!call.backward()) return results;
 
-  Operand d_o = Operand::input(call.d_o, in.strided);
-  StateOperands d_final = state_of(call.d_s, call.d_z);
+  Operand d_o = Operand::input(call.up("do"), in.strided);
+  StateOperands d_final = state_of(call.up("dht"), call.up("dzt"));
   const RecurrenceOutputGrads output_grads{d_o.tensor(), d_final.view()};
   Operand dq = Operand::output_like(in.q), dk = Operand::output_like(in.k),
           dv = Operand::output_like(in.v);
@@ -370,7 +276,8 @@ Results<double> run_reference(const Call& call, const Recurrence& a) {
   if (!a.causal || call.form == Form::kParallel) r.s = r.z = Doubles();
   if (!a.normalize) r.z = Doubles();
   reference::RecurrenceGradients<double> g;
-  if (call.d_o.present()) g = reference::recurrence_backward(a, {call.d_o, call.d_s, call.d_z});
+  if (call.backward())
+    g = reference::recurrence_backward(a, {call.up("do"), call.up("dht"), call.up("dzt")});
   if (!a.s0.present()) g.s0 = Doubles();
   if (!a.z0.present()) g.z0 = Doubles();
   return named(r, weights, g);
@@ -400,8 +307,8 @@ Results<float> run(Context& context, const Call& call, const Attention& a) {
   softmax_attention(context, options_of(a), inputs, {o.tensor(), lse_view});
   reference::SoftmaxAttentionResults<float> r{o.floats(), Floats(lse.shape)};
   std::copy_n(lse.data.begin(), r.lse.data.size(), r.lse.data.begin());
-  if (!call.d_o.present()) return named<float>(a, r, {});
-  Operand d_o = Operand::input(call.d_o, call.strided);
+  if (!call.backward()) return named<float>(a, r, {});
+  Operand d_o = Operand::input(call.up("do"), call.strided);
   Operand dq = Operand::output_like(q), dk = Operand::output_like(k), dv = Operand::output_like(v);
   softmax_attention_backward(context, options_of(a), inputs, o.tensor(), lse_view, d_o.tensor(),
                              dq.tensor(), dk.tensor(), dv.tensor());
@@ -430,7 +337,7 @@ Results<float> run_steps(Context& context, const Call& call, const Attention& a)
 
 Results<double> run_reference(const Call& call, const Attention& a) {
   reference::SoftmaxAttentionGradients<double> g;
-  if (call.d_o.present()) g = reference::softmax_attention_backward(a, call.d_o);
+  if (call.backward()) g = reference::softmax_attention_backward(a, call.up("do"));
   return named(a, reference::softmax_attention(a), g);
 }
 
@@ -450,8 +357,8 @@ Results<float> run(Context& context, const Call& call, const Conv& a) {
   Operand s = Operand::output({a.segments.count(), weight.extent(0), weight.extent(1)});
   short_conv(context, options_of(a), inputs, y.tensor(), s.tensor());
   const reference::ShortConvResults<float> r{y.floats(), s.floats()};
-  if (!call.d_o.present()) return named<float>(r, {});
-  Operand d_y = Operand::input(call.d_o, call.strided), d_s = Operand::input(call.d_s);
+  if (!call.backward()) return named<float>(r, {});
+  Operand d_y = Operand::input(call.up("do"), call.strided), d_s = Operand::input(call.up("dht"));
   Operand dx = Operand::output_like(x), d_weight = Operand::zeros_like(weight),
           d_bias = Operand::zeros_like(bias), d_s0 = Operand::output_like(s0);
   short_conv_backward(context, options_of(a), inputs, d_y.tensor(), d_s.tensor(), dx.tensor(),
@@ -473,7 +380,7 @@ Results<float> run_steps(Context& context, const Call& call, const Conv& a) {
 
 Results<double> run_reference(const Call& call, const Conv& a) {
   reference::ShortConvGradients<double> g;
-  if (call.d_o.present()) g = reference::short_conv_backward(a, {call.d_o, call.d_s});
+  if (call.backward()) g = reference::short_conv_backward(a, {call.up("do"), call.up("dht")});
   if (!a.s0.present()) g.s0 = Doubles();
   return named(reference::short_conv(a), g);
 }
@@ -503,10 +410,12 @@ std::vector<Slot> slots(Call& call) {
     add_slot(list, "weight", Role::kParameter, c->weight);
     add_slot(list, "bias", Role::kParameter, c->bias);
     add_slot(list, "initial_state", Role::kSequence, c->s0);
+  } else if (auto* d = std::get_if<ByName>(&call.arguments)) {
+    add_slots(list, *d);
   }
-  add_slot(list, "do", Role::kToken, call.d_o);
-  add_slot(list, "dht", Role::kSequence, call.d_s);
-  add_slot(list, "dzt", Role::kSequence, call.d_z);
+  for (auto& [name, array] : call.upstream) {
+    add_slot(list, name, name == "do" ? Role::kToken : Role::kSequence, array);
+  }
   if (call.residue) {
     add_slot(list, "s_residue", Role::kSequence, call.residue->s);
     add_slot(list, "z_residue", Role::kSequence, call.residue->z);
@@ -527,7 +436,8 @@ Results<float> run_steps(Context& context, const Call& call) {
 Segments& segments_of(Call& call) {
   if (auto* a = std::get_if<Recurrence>(&call.arguments)) return a->segments;
   if (auto* a = std::get_if<Attention>(&call.arguments)) return a->query_segments;
-  return std::get<Conv>(call.arguments).segments;
+  if (auto* a = std::get_if<Conv>(&call.arguments)) return a->segments;
+  return std::get<ByName>(call.arguments).segments;
 }
 
 bool same_bits(const Floats& a, const Floats& b) {

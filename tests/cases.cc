@@ -246,11 +246,13 @@ Call make_call(const LawCase& c, std::uint64_t seed) {
     if (a.normalize) a.z0 = random_array<double>(random, {sequences, heads.v, features}, 0.5);
   }
   if (c.states && a.causal) {
-    call.d_s = draw(random, c.data, {sequences, heads.v, features, c.values});
-    if (a.normalize) call.d_z = draw(random, c.data, {sequences, heads.v, features});
+    call.upstream["dht"] = draw(random, c.data, {sequences, heads.v, features, c.values});
+    if (a.normalize) call.upstream["dzt"] = draw(random, c.data, {sequences, heads.v, features});
   }
-  call.d_o = draw(random, c.data, {at.batch, at.tokens, std::max(heads.q, heads.v), c.values});
-  for (Doubles* array : {&a.q, &a.k, &a.v, &call.d_o}) poison_padding(*array, a.segments);
+  call.upstream["do"] =
+      draw(random, c.data, {at.batch, at.tokens, std::max(heads.q, heads.v), c.values});
+  for (Doubles* array : {&a.q, &a.k, &a.v, &call.upstream["do"]})
+    poison_padding(*array, a.segments);
   call.arguments = std::move(a);
   return call;
 }
@@ -277,8 +279,8 @@ Call make_call(const AttentionCase& c, std::uint64_t seed) {
   a.window = c.window;
   a.q_offset = c.offset;
   Call call;
-  call.d_o = draw(random, Data::kZeroMean, {at.batch, at.tokens, heads.q, c.values});
-  for (Doubles* array : {&a.q, &call.d_o}) poison_padding(*array, a.query_segments);
+  call.upstream["do"] = draw(random, Data::kZeroMean, {at.batch, at.tokens, heads.q, c.values});
+  for (Doubles* array : {&a.q, &call.upstream["do"]}) poison_padding(*array, a.query_segments);
   for (Doubles* array : {&a.k, &a.v}) poison_padding(*array, a.key_segments);
   call.arguments = std::move(a);
   return call;
@@ -297,10 +299,10 @@ Call make_call(const ConvCase& c, std::uint64_t seed) {
   const std::vector<Int> state{a.segments.count(), c.channels, c.width};
   if (c.states) {
     a.s0 = random_array<double>(random, state);
-    call.d_s = random_array<double>(random, state);
+    call.upstream["dht"] = random_array<double>(random, state);
   }
-  call.d_o = random_array<double>(random, a.x.shape);
-  for (Doubles* array : {&a.x, &call.d_o}) poison_padding(*array, a.segments);
+  call.upstream["do"] = random_array<double>(random, a.x.shape);
+  for (Doubles* array : {&a.x, &call.upstream["do"]}) poison_padding(*array, a.segments);
   call.arguments = std::move(a);
   return call;
 }

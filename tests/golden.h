@@ -13,6 +13,7 @@
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
 #include "src/ops/registry.h"
+#include "tests/by_name.h"
 #include "tests/calls.h"
 #include "tests/compare.h"
 
@@ -86,6 +87,12 @@ inline Recurrence recurrence_of(const GoldenFile& f) {
   a.map = feature_map(f.attribute<std::string>("feature_map", "identity")).value();
   a.q_map = {f.tensor("W1"), f.tensor("b1"), f.tensor("W2"), f.tensor("b2")};
   if (f.op() == "retention") a.log_decay = reference::retention_log_decay<double>(a.v.extent(2));
+  if (f.op() == "lightning") {
+    a.log_decay = reference::lightning_log_decay<double>(
+        a.v.extent(2), f.attribute<std::int64_t>("layer_idx", 0),
+        f.attribute<std::int64_t>("num_layers", 1),
+        f.attribute<std::string>("slopes", "") == "geometric");
+  }
   a.scale = f.attribute("scale", 1.0);
   a.normalize = f.attribute("normalize", false);
   a.eps = f.attribute("eps", 0.0);
@@ -119,85 +126,80 @@ inline Conv short_conv_of(const GoldenFile& f) {
   return a;
 }
 
-// The call that a file holds; none if its operator or feature map is not among those that exist
-// here.
-inline std::optional<Call> call_of(const GoldenFile& f) {
-  Call call;
-  call.d_o = f.tensor("do");
-  call.d_s = f.tensor("dht");
-  call.d_z = f.tensor("dzt");
-  if (f.attribute<std::string>("form", "") == "parallel") call.form = Form::kParallel;
+inline reference::Tensors<double> upstream_of(const GoldenFile& f) {
+  reference::Tensors<double> upstream;
+  for (const auto& name : f.attribute<std::vector<std::string>>("upstream", {})) {
+    upstream[name] = f.tensor(name);
+  }
+  return upstream;
+}
+inline Form form_of(const GoldenFile& f) {
+  return f.attribute<std::string>("form", "") == "parallel" ? Form::kParallel : Form::kAuto;
+}
+
+inline reference::LawArguments<double> law_arguments_of(const GoldenFile& f) {
+  reference::LawArguments<double> a;
+  a.law = f.op();
+  for (const auto& name : f.attribute<std::vector<std::string>>("inputs", {})) {
+    a.inputs[name] = f.tensor(name);
+  }
+  const Doubles o = f.tensor("o");
+  a.segments = f.segments(o.extent(0), o.extent(1));
+  if (!f.attribute("scale_is_default", false)) a.scale = f.attribute("scale", 1.0);
+  a.reverse = f.attribute("reverse", false);
+  a.l2norm = f.attribute("use_qk_l2norm", false);
+  return a;
+}
+
+// The file's call by the table of operators, as `ouzel attend` runs it; none if the table has no
+// such operator or variant.
+inline std::optional<Call> table_call_of(const GoldenFile& f) {
+  if (!is_operator(f.op())) return std::nullopt;
+  ByName a;
+  a.op = f.op();
+  for (const AttributeInfo& info : find_operator(a.op).attributes) {
+    const auto it = f.attributes.find(info.name);
+    if (it == f.attributes.end()) continue;
+    const std::string text =
+        it->second.is_string() ? it->second.get<std::string>() : it->second.dump();
+    if (!info.choices.empty() && std::ranges::count(info.choices, text) == 0) return std::nullopt;
+    a.attributes[info.name] = text;
+  }
+  for (const auto& name : f.attribute<std::vector<std::string>>("inputs", {})) {
+    a.inputs[name] = f.tensor(name);
+  }
+  const Doubles o = f.tensor("o");
+  a.segments = f.segments(o.extent(0), o.extent(1));
+  return Call{std::move(a), upstream_of(f), {}, form_of(f)};
+}
+
+// What the reference makes of a file's call; none if there is no reference of its operator.
+inline std::optional<Results<double>> reference_results(const GoldenFile& f) {
+  Call call{{}, upstream_of(f), {}, form_of(f)};
+  if (is_law(f.op())) return run_reference(call, law_arguments_of(f));
   if (f.op() == "attention") {
     call.arguments = softmax_attention_of(f);
   } else if (f.op() == "short_conv") {
     call.arguments = short_conv_of(f);
-  } else if (f.op() == "retention" ||
+  } else if (f.op() == "retention" || f.op() == "lightning" ||
              (f.op() == "linear_attn" &&
               feature_map(f.attribute<std::string>("feature_map", "identity")))) {
     call.arguments = recurrence_of(f);
   } else {
     return std::nullopt;
   }
-  return call;
-}
-
-// The file's call by the table of operators, as `ouzel attend` runs it.
-inline Results<float> run_operator_of(Context& context, const GoldenFile& f) {
-  const OperatorInfo& info = find_operator(f.op());
-  std::map<std::string, std::string> given;
-  for (const std::string& name : info.attribute_names()) {
-    const auto it = f.attributes.find(name);
-    if (it == f.attributes.end()) continue;
-    given[name] = it->second.is_string() ? it->second.get<std::string>() : it->second.dump();
-  }
-  std::map<std::string, std::vector<float>> memory;
-  std::map<std::string, ConstTensor> tensors;
-  for (const char* list : {"inputs", "upstream"}) {
-    for (const auto& name : f.attribute<std::vector<std::string>>(list, {})) {
-      const reference::Array<double> array = f.tensor(name);
-      std::vector<float>& values = memory[name];
-      values.assign(array.data.begin(), array.data.end());
-      values.push_back(0);  // a tensor without elements has an address too
-      ConstTensor tensor;
-      tensor.data = values.data();
-      tensor.rank = static_cast<int>(array.rank());
-      std::int64_t step = 1;
-      for (std::size_t i = array.rank(); i-- > 0;) {
-        tensor.extent[i] = array.shape[i];
-        tensor.stride[i] = step;
-        step *= array.shape[i];
-      }
-      tensors[name] = tensor;
-    }
-  }
-  Results<float> results;
-  const Attributes attributes(info, given);
-  for (const NamedArray& x : run_operator(context, info, attributes, tensors, /*backward=*/true)) {
-    const Tensor& t = x.array.tensor;
-    reference::Array<float> array(
-        std::vector<std::int64_t>(t.extent.begin(), t.extent.begin() + t.rank));
-    std::copy_n(static_cast<const float*>(t.data), array.data.size(), array.data.begin());
-    (x.is_gradient ? results.gradients : results.outputs).push_back({x.name, Role::kToken, array});
-  }
-  return results;
+  return run_reference(call);
 }
 
 // Every tensor that the file expects, among the results of its call.
 template <class Real>
 void expect_golden(const GoldenFile& f, const Results<Real>& got, const Bounds& bounds) {
   Comparison comparison;
-  const auto find = [&](const std::vector<Named<Real>>& list, const std::string& name) {
-    for (const Named<Real>& x : list) {
-      if (x.name == name) return x.array;
-    }
-    ADD_FAILURE() << f.path << ": no " << name;
-    return reference::Array<Real>();
-  };
   for (const auto& name : f.attribute<std::vector<std::string>>("outputs", {})) {
-    comparison.output(name, find(got.outputs, name), f.tensor(name));
+    comparison.output(name, array_of(got.outputs, name), f.tensor(name));
   }
   for (const auto& name : f.attribute<std::vector<std::string>>("grads", {})) {
-    comparison.gradient(name, find(got.gradients, name), f.tensor(name));
+    comparison.gradient(name, array_of(got.gradients, name), f.tensor(name));
   }
   comparison.expect_within(bounds);
 }

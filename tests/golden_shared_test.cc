@@ -21,8 +21,7 @@ class SharedGolden : public testing::Test {
   void SetUp() override {
     if (!std::filesystem::exists(shared_folder())) GTEST_SKIP() << "skipped: no shared data";
     for (const std::string& path : golden_files(shared_folder() + "/golden/dev")) {
-      GoldenFile f = load_golden(path);
-      if (call_of(f)) files_.push_back(std::move(f));
+      files_.push_back(load_golden(path));
     }
     ASSERT_GE(files_.size(), 60u);
   }
@@ -30,10 +29,15 @@ class SharedGolden : public testing::Test {
 };
 
 TEST_F(SharedGolden, ReferencesAgreeToFloat64) {
+  int compared = 0;
   for (const GoldenFile& f : files_) {
     SCOPED_TRACE(f.path);
-    expect_golden(f, run_reference(call_of(f).value()), kFloat64);
+    const auto results = reference_results(f);
+    if (!results) continue;
+    expect_golden(f, *results, kFloat64);
+    ++compared;
   }
+  EXPECT_GE(compared, 235);
 }
 
 TEST_F(SharedGolden, OperatorsAgreeToFloat32) {
@@ -41,7 +45,8 @@ TEST_F(SharedGolden, OperatorsAgreeToFloat32) {
     Context context({.threads = 2, .isa = isa, .poison_scratch = true});
     for (const GoldenFile& f : files_) {
       SCOPED_TRACE(testing::Message() << name_of(isa) << " " << f.path);
-      expect_golden(f, run_operator_of(context, f), bounds_on(isa, kFloat32));
+      const std::optional<Call> call = table_call_of(f);
+      if (call) expect_golden(f, run(context, *call), bounds_on(isa, kFloat32));
     }
   }
 }

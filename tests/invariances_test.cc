@@ -85,14 +85,6 @@ Results<double> doubles(const Results<float>& r) {
   return d;
 }
 
-const Floats& output(const Results<float>& r, const std::string& name) {
-  for (const Named<float>& x : r.outputs) {
-    if (x.name == name) return x.array;
-  }
-  ADD_FAILURE() << "no output " << name;
-  return r.outputs.front().array;
-}
-
 class Invariances : public testing::TestWithParam<Isa> {};
 INSTANTIATE_TEST_SUITE_P(, Invariances, testing::ValuesIn(supported_isas()),
                          [](const auto& info) { return name_of(info.param); });
@@ -151,7 +143,7 @@ TEST_P(Invariances, PaddingIsNeverReadNorLeftUnwritten) {
       }
       const Results<float> r = run(context, s.call);
       expect_same(run(context, zeros), r);
-      const Floats& o = output(r, "o");
+      const Floats& o = array_of(r.outputs, "o");
       const Int last = o.extent(1) - 1, first = 0;
       const Int row = layout == Layout::kPacked ? last : first;
       for (float x : tokens_of(o, row, row + 1).data) EXPECT_EQ(x, 0);
@@ -176,8 +168,8 @@ TEST_P(Invariances, LaterTokensNeverChangeEarlierOutputs) {
     if (!is_causal(s.call)) continue;
     SCOPED_TRACE(s.name);
     Call forward = s.call;
-    forward.d_o = Doubles();
-    const Floats before = output(run(context, forward), "o");
+    forward.upstream.clear();
+    const Floats before = array_of(run(context, forward).outputs, "o");
     for (Int t : {Int{1}, Int{7}, Int{64}, Int{100}, kTokens - 1}) {
       for (double value : {kNan, 1e30, 0.25}) {
         SCOPED_TRACE(testing::Message() << "tokens from " << t << " are " << value);
@@ -190,7 +182,7 @@ TEST_P(Invariances, LaterTokensNeverChangeEarlierOutputs) {
             if (r % kTokens >= t) std::fill_n(slot.array->data.begin() + r * width, width, value);
           }
         }
-        const Floats after = output(run(context, changed), "o");
+        const Floats after = array_of(run(context, changed).outputs, "o");
         EXPECT_TRUE(same_bits(tokens_of(after, 0, t), tokens_of(before, 0, t)));
       }
     }
@@ -222,7 +214,7 @@ TEST_P(Invariances, ReverseIsTheFlippedSequence) {
 // ends.
 Call forward_of(const Call& call) {
   Call forward = call;
-  forward.d_o = Doubles();
+  forward.upstream.clear();
   if (std::holds_alternative<Recurrence>(call.arguments)) forward.residue = Residue();
   return forward;
 }
@@ -241,22 +233,6 @@ Call resumed(Call call, const Results<float>& before, Int position) {
     }
   }
   return call;
-}
-
-// Axis 1 of b after that of a.
-template <class Real>
-reference::Array<Real> joined(const reference::Array<Real>& a, const reference::Array<Real>& b) {
-  std::vector<Int> shape = a.shape;
-  shape[1] += b.extent(1);
-  reference::Array<Real> c(shape);
-  auto to = c.data.begin();
-  for (Int n = 0; n < shape[0]; ++n) {
-    for (const auto* part : {&a, &b}) {
-      const reference::Array<Real> rows = take_tokens(*part, n, 0, part->extent(1));
-      to = std::copy(rows.data.begin(), rows.data.end(), to);
-    }
-  }
-  return c;
 }
 
 // The call cut in two at token t, the states handed on: its outputs.
@@ -331,12 +307,12 @@ TEST_P(Invariances, SplitGradientsAgree) {
       SCOPED_TRACE(t);
       Call first = tokens_of(s.call, 0, t);
       Call forward = first;
-      forward.d_o = Doubles();
+      forward.upstream.clear();
       const Call second = resumed(tokens_of(s.call, t, kTokens), run(context, forward), t);
       const Results<double> g2 = doubles(run(context, second));
       for (const Named<double>& x : g2.gradients) {
-        if (x.name == "dh0") first.d_s = x.array;
-        if (x.name == "dz0") first.d_z = x.array;
+        if (x.name == "dh0") first.upstream["dht"] = x.array;
+        if (x.name == "dz0") first.upstream["dzt"] = x.array;
       }
       const Results<double> g1 = doubles(run(context, first));
       Comparison comparison;
@@ -366,7 +342,7 @@ TEST_P(Invariances, StepsAreTheScan) {
     if (!is_causal(s.call)) continue;
     SCOPED_TRACE(s.name);
     Call forward = s.call;
-    forward.d_o = Doubles();
+    forward.upstream.clear();
     Results<double> scan = doubles(run(context, forward));
     std::erase_if(scan.outputs, [](const Named<double>& x) { return x.name == "lse"; });
     expect_within(run_steps(context, forward), scan, kResumed);
@@ -383,7 +359,10 @@ TEST_P(Invariances, FormsAgreeWithTheReference) {
         Call call = s.call;
         call.form = form;
         auto& a = std::get<Recurrence>(call.arguments);
-        if (form == Form::kParallel) a.s0 = a.z0 = call.d_s = call.d_z = Doubles();
+        if (form == Form::kParallel) {
+          a.s0 = a.z0 = Doubles();
+          std::erase_if(call.upstream, [](const auto& x) { return x.first != "do"; });
+        }
         expect_within(run(context, call), run_reference(call), bounds_on(GetParam(), s.bounds),
                       s.gradient_floor);
       }

@@ -78,11 +78,6 @@ Call any_call() {
   }
 }
 
-const Floats& named(const std::vector<Named<float>>& list, const std::string& name) {
-  return std::find_if(list.begin(), list.end(), [&](const auto& x) { return x.name == name; })
-      ->array;
-}
-
 TEST(Properties, ASequenceInCompanyIsTheSequenceAlone) {
   EXPECT_TRUE(rc::check([] {
     Call call = any_call();
@@ -114,7 +109,7 @@ TEST(Properties, OutputsAreLinearInValuesAndStates) {
       RC_LOG() << name_of(c) << " seed " << seed << "\n";
       call = make_call(c, seed);
     }
-    call.d_o = Doubles();
+    call.upstream.clear();
     const Results<float> once = run(context(), call);
     for (const Slot& s : slots(call)) {
       if (s.name != "v" && s.name != "initial_state") continue;
@@ -139,9 +134,9 @@ TEST(Properties, AttentionAverages) {
     const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1'000'000);
     RC_LOG() << name_of(c) << " seed " << seed << "\n";
     Call call = make_call(c, seed);
-    call.d_o = Doubles();
+    call.upstream.clear();
     const Results<float> r = run(context(), call);
-    for (float x : named(r.outputs, "o").data) RC_ASSERT(std::abs(x) <= 1.00001f);
+    for (float x : array_of(r.outputs, "o").data) RC_ASSERT(std::abs(x) <= 1.00001f);
   }));
 }
 
@@ -155,12 +150,12 @@ TEST(Properties, FullAttentionIgnoresTheOrderOfKeys) {
     const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1'000'000);
     RC_LOG() << name_of(c) << " seed " << seed << "\n";
     Call call = make_call(c, seed);
-    call.d_o = Doubles();
-    const Floats before = named(run(context(), call).outputs, "o");
+    call.upstream.clear();
+    const Floats before = array_of(run(context(), call).outputs, "o");
     auto& a = std::get<Attention>(call.arguments);
     a.k = flipped(a.k);
     a.v = flipped(a.v);
-    const Floats after = named(run(context(), call).outputs, "o");
+    const Floats after = array_of(run(context(), call).outputs, "o");
     for (std::size_t i = 0; i < before.data.size(); ++i) {
       RC_ASSERT(std::abs(before.data[i] - after.data[i]) <= 5e-6f);
     }

@@ -274,7 +274,8 @@ TEST(Registry, TensorsAreCheckedByNameTypeAndShape) {
   expect_refused({"v has shape [2, 5, 6]; expected [B, T, HV, V]"}, [&] { call.run(); });
   call = retention_call();
   call.put("v", {2, 5, 2, 3}, DType::kF64);
-  expect_refused({"v is F64 [2, 5, 2, 3]; a dense F32 was expected"}, [&] { call.run(); });
+  expect_refused({"v is F64 [2, 5, 2, 3]; F32 with unit last stride was expected"},
+                 [&] { call.run(); });
   call = retention_call();
   call.put("q", {2, 5, 0, 4});
   expect_refused({"q has shape [2, 5, 0, 4]"}, [&] { call.run(); });

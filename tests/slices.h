@@ -10,10 +10,13 @@
 
 namespace ouzel::test {
 
-// Rows [begin, begin + length) of axis 1 of batch row b, as a batch of one.
+// Rows [begin, begin + length) of axis 1 of batch row b, as a batch of one. Here and below, all
+// counts are tokens and `rows` is what each has in the array.
 template <class Real>
 reference::Array<Real> take_tokens(const reference::Array<Real>& a, std::int64_t b,
-                                   std::int64_t begin, std::int64_t length) {
+                                   std::int64_t begin, std::int64_t length, std::int64_t rows = 1) {
+  begin *= rows;
+  length *= rows;
   std::vector<std::int64_t> shape = a.shape;
   shape[0] = 1;
   shape[1] = length;
@@ -38,10 +41,10 @@ reference::Array<Real> take_sequence(const reference::Array<Real>& a, std::int64
 // The part of sequence n.
 template <class Real>
 reference::Array<Real> take(const reference::Array<Real>& a, Role role, std::int64_t n,
-                            const Segment& tokens, const Segment& keys) {
+                            const Segment& tokens, const Segment& keys, std::int64_t rows = 1) {
   switch (role) {
     case Role::kToken:
-      return take_tokens(a, tokens.batch, tokens.begin, tokens.length);
+      return take_tokens(a, tokens.batch, tokens.begin, tokens.length, rows);
     case Role::kKeyToken:
       return take_tokens(a, keys.batch, keys.begin, keys.length);
     case Role::kSequence:
@@ -53,8 +56,8 @@ reference::Array<Real> take(const reference::Array<Real>& a, Role role, std::int
 
 inline Segments key_segments_of(const Call& call) {
   if (const auto* a = std::get_if<Attention>(&call.arguments)) return a->key_segments;
-  if (const auto* a = std::get_if<Recurrence>(&call.arguments)) return a->segments;
-  return std::get<Conv>(call.arguments).segments;
+  Call self = call;
+  return segments_of(self);
 }
 
 // Sequence n as a call of its own.
@@ -62,7 +65,7 @@ inline Call alone(const Call& call, std::int64_t n) {
   Call part = call;
   const Segment tokens = segments_of(part).list[static_cast<std::size_t>(n)];
   const Segment keys = key_segments_of(part).list[static_cast<std::size_t>(n)];
-  for (const Slot& s : slots(part)) *s.array = take(*s.array, s.role, n, tokens, keys);
+  for (const Slot& s : slots(part)) *s.array = take(*s.array, s.role, n, tokens, keys, s.rows);
   segments_of(part) = Segments::whole(1, tokens.length);
   if (auto* a = std::get_if<Attention>(&part.arguments)) {
     a->key_segments = Segments::whole(1, keys.length);
@@ -76,11 +79,11 @@ inline Call tokens_of(const Call& call, std::int64_t begin, std::int64_t end) {
   for (const Slot& s : slots(part)) {
     if (s.role != Role::kToken) continue;
     std::vector<std::int64_t> shape = s.array->shape;
-    shape[1] = end - begin;
+    shape[1] = (end - begin) * s.rows;
     Doubles rows(shape);
     auto to = rows.data.begin();
     for (std::int64_t b = 0; b < shape[0]; ++b) {
-      const Doubles row = take_tokens(*s.array, b, begin, end - begin);
+      const Doubles row = take_tokens(*s.array, b, begin, end - begin, s.rows);
       to = std::copy(row.data.begin(), row.data.end(), to);
     }
     *s.array = rows;
@@ -102,12 +105,12 @@ inline Floats tokens_of(const Floats& a, std::int64_t begin, std::int64_t end) {
   return rows;
 }
 
-// Axis 1 in reverse order.
+// The tokens in reverse order.
 template <class Real>
-reference::Array<Real> flipped(const reference::Array<Real>& a) {
+reference::Array<Real> flipped(const reference::Array<Real>& a, std::int64_t rows = 1) {
   reference::Array<Real> f(a.shape);
   if (a.data.empty()) return f;
-  const std::int64_t tokens = a.extent(1);
+  const std::int64_t tokens = a.extent(1) / rows;
   const std::int64_t row = static_cast<std::int64_t>(a.data.size()) / (a.extent(0) * tokens);
   for (std::int64_t b = 0; b < a.extent(0); ++b) {
     for (std::int64_t t = 0; t < tokens; ++t) {
@@ -116,6 +119,22 @@ reference::Array<Real> flipped(const reference::Array<Real>& a) {
     }
   }
   return f;
+}
+
+// Axis 1 of b after that of a.
+template <class Real>
+reference::Array<Real> joined(const reference::Array<Real>& a, const reference::Array<Real>& b) {
+  std::vector<std::int64_t> shape = a.shape;
+  shape[1] += b.extent(1);
+  reference::Array<Real> c(shape);
+  auto to = c.data.begin();
+  for (std::int64_t n = 0; n < shape[0]; ++n) {
+    for (const auto* part : {&a, &b}) {
+      const reference::Array<Real> rows = take_tokens(*part, n, 0, part->extent(1));
+      to = std::copy(rows.data.begin(), rows.data.end(), to);
+    }
+  }
+  return c;
 }
 
 }  // namespace ouzel::test

@@ -20,7 +20,7 @@ class OperatorCall {
   Context& context() const { return context_; }
   const Attributes& attributes() const { return attributes_; }
   bool backward() const { return backward_; }
-  // From `cu_seqlens`, or null.
+  // Given, or from `cu_seqlens`; null: every batch row is a sequence.
   const Segments* segments() const { return segments_ ? &*segments_ : nullptr; }
 
   // By name; absent where the call has none: an optional input that was not given, the gradient of
@@ -34,14 +34,15 @@ class OperatorCall {
   friend std::vector<NamedArray> run_operator(Context& context, const OperatorInfo& info,
                                               const Attributes& attributes,
                                               const std::map<std::string, ConstTensor>& tensors,
-                                              bool backward);
+                                              bool backward, const Segments* segments);
   struct Extent {
     std::int64_t value = 0;
     std::string from;  // the tensor that fixed it
   };
 
   OperatorCall(Context& context, const OperatorInfo& info, const Attributes& attributes,
-               const std::map<std::string, ConstTensor>& tensors, bool backward);
+               const std::map<std::string, ConstTensor>& tensors, bool backward,
+               const Segments* segments);
   template <class T>
   static T get(const std::map<std::string, T>& map, const std::string& name) {
     const auto found = map.find(name);

@@ -101,14 +101,9 @@ std::string describe(const ConstTensor& tensor) {
   return fmt::format("{} {}", name_of(tensor.dtype), shape_string(tensor));
 }
 
-bool is_dense(const ConstTensor& tensor) {
-  std::int64_t step = 1;
-  for (int i = tensor.rank; i-- > 0;) {
-    const auto d = static_cast<std::size_t>(i);
-    if (tensor.extent[d] != 1 && tensor.stride[d] != step) return false;
-    step *= tensor.extent[d];
-  }
-  return true;
+bool has_unit_stride(const ConstTensor& tensor) {
+  const auto last = static_cast<std::size_t>(tensor.rank - 1);
+  return tensor.rank == 0 || tensor.extent[last] <= 1 || tensor.stride[last] == 1;
 }
 
 // Numbers of tokens may be 0; numbers of heads, features and sequences may not.
@@ -215,10 +210,13 @@ Array::Array(const std::vector<std::int64_t>& shape, DType dtype) {
 }
 
 OperatorCall::OperatorCall(Context& context, const OperatorInfo& info, const Attributes& attributes,
-                           const std::map<std::string, ConstTensor>& tensors, bool backward)
+                           const std::map<std::string, ConstTensor>& tensors, bool backward,
+                           const Segments* segments)
     : context_(context), info_(info), attributes_(attributes), backward_(backward) {
   check_names(tensors);
-  if (const auto cu_seqlens = attributes.integers("cu_seqlens")) {
+  if (segments != nullptr) {
+    segments_ = *segments;
+  } else if (const auto cu_seqlens = attributes.integers("cu_seqlens")) {
     segments_ = Segments::packed(*cu_seqlens);
   }
   const auto given = [&](const std::string& name) { return get(tensors, name); };
@@ -230,7 +228,7 @@ OperatorCall::OperatorCall(Context& context, const OperatorInfo& info, const Att
       refuse(fmt::format("{}: tensor '{}' {} is missing", info.name, input.name, expected(input)));
     }
   }
-  if (segments_) check_packing();
+  if (segments_ && segments == nullptr) check_packing();
   if (!backward) return;
   bool any = false;
   for (const TensorInfo& output : info.outputs) {
@@ -339,9 +337,9 @@ std::string OperatorCall::expected(const TensorInfo& info) {
 
 void OperatorCall::take(const TensorInfo& info, const std::string& name,
                         const ConstTensor& tensor) {
-  if (tensor.dtype != info.dtype || !is_dense(tensor)) {
-    refuse(fmt::format("{}: {} is {}; a dense {} was expected", info_.name, name, describe(tensor),
-                       name_of(info.dtype)));
+  if (tensor.dtype != info.dtype || !has_unit_stride(tensor)) {
+    refuse(fmt::format("{}: {} is {}; {} with unit last stride was expected", info_.name, name,
+                       describe(tensor), name_of(info.dtype)));
   }
   const auto fits = [&](const std::vector<std::string>& letters) {
     if (static_cast<int>(letters.size()) != tensor.rank) return false;
@@ -381,8 +379,8 @@ std::vector<std::int64_t> OperatorCall::shape_of(const TensorInfo& info) {
 std::vector<NamedArray> run_operator(Context& context, const OperatorInfo& info,
                                      const Attributes& attributes,
                                      const std::map<std::string, ConstTensor>& tensors,
-                                     bool backward) {
-  OperatorCall call(context, info, attributes, tensors, backward);
+                                     bool backward, const Segments* segments) {
+  OperatorCall call(context, info, attributes, tensors, backward, segments);
   std::vector<NamedArray> results;
   const auto add = [&](const std::string& name, bool is_gradient,
                        const std::vector<std::int64_t>& shape) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ouzel/context.h"
+#include "ouzel/segments.h"
 #include "ouzel/tensor.h"
 
 namespace ouzel {
@@ -106,12 +107,13 @@ struct NamedArray {
 };
 
 // Runs an operator. `tensors`: its inputs and, with `backward`, the gradients of its outputs (one
-// at least; others are zero where absent); dense, of the table's types. Returns the
-// outputs and, with `backward`, the gradients of all inputs that were given, in the table's order.
-// Throws Error(kInvalidArgument) naming the tensor, what was expected and what was found.
+// at least; others are zero where absent); of the table's types and unit last stride. `segments`
+// says which rows are sequences where `cu_seqlens` cannot. Returns the outputs and, with
+// `backward`, the gradients of all inputs that were given, in the table's order. Throws
+// Error(kInvalidArgument) naming the tensor, what was expected and what was found.
 std::vector<NamedArray> run_operator(Context& context, const OperatorInfo& info,
                                      const Attributes& attributes,
                                      const std::map<std::string, ConstTensor>& tensors,
-                                     bool backward);
+                                     bool backward, const Segments* segments = nullptr);
 
 }  // namespace ouzel

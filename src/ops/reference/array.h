@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -44,5 +46,10 @@ struct Array {
     return at;
   }
 };
+
+// Arrays by the names that golden files give them: inputs q, k, v, g, ..., initial_state; outputs
+// o, final_state, ...; their upstream gradients do, dht, ...; gradients "d" + input, dh0.
+template <class Real>
+using Tensors = std::map<std::string, Array<Real>>;
 
 }  // namespace ouzel::reference

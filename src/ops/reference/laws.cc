@@ -220,6 +220,12 @@ class LawCall {
 
 }  // namespace
 
+std::vector<std::string> law_names() {
+  std::vector<std::string> names;
+  for (const auto& law : LawTokens<double>::laws()) names.push_back(law.name);
+  return names;
+}
+
 template <class Real>
 Tensors<Real> law(const LawArguments<Real>& arguments) {
   return LawCall<Real>(arguments).forward();

@@ -3,19 +3,14 @@
 // sequences, heads, the order of tokens, the scale and norm of queries and keys.
 #pragma once
 
-#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ouzel/segments.h"
 #include "src/ops/reference/array.h"
 
 namespace ouzel::reference {
-
-// Tensors by the names of the golden files: inputs q, k, v, g, beta, ..., initial_state; outputs o
-// and final_state; their upstream gradients do and dht; gradients "d" + input, dh0.
-template <class Real>
-using Tensors = std::map<std::string, Array<Real>>;
 
 // Inputs are [B, T, H, D] or [B, T, H], parameters that all tokens share [H, D] or [H], the initial
 // state [N, HV, K, V] or absent: zeros. Output head h of HO, the larger number of query and value
@@ -29,6 +24,8 @@ struct LawArguments {
   bool reverse = false;
   bool l2norm = false;  // q, k and p are x / sqrt(x . x + 1e-6)
 };
+
+std::vector<std::string> law_names();
 
 template <class Real>
 Tensors<Real> law(const LawArguments<Real>& arguments);

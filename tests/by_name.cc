@@ -1,0 +1,169 @@
+#include "tests/by_name.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <list>
+#include <map>
+
+#include "src/ops/reference/laws.h"
+#include "src/ops/registry.h"
+#include "tests/operand.h"
+#include "tests/slices.h"
+
+namespace ouzel::test {
+namespace {
+
+using Int = std::int64_t;
+
+Role role_of(const TensorInfo& info) {
+  if (info.shape.find("T T") != std::string::npos) return Role::kWeights;
+  if (info.shape.starts_with("B ")) return Role::kToken;
+  return info.shape.starts_with("N ") ? Role::kSequence : Role::kParameter;
+}
+
+// The first input has a row a token.
+const Doubles& first_input(const OperatorInfo& info, const ByName& a) {
+  return a.inputs.at(info.inputs.front().name);
+}
+Int rows_of(const OperatorInfo& info, const ByName& a, Role role, const Doubles& array) {
+  const Int tokens = first_input(info, a).extent(1);
+  return role == Role::kToken && tokens > 0 ? array.extent(1) / tokens : 1;
+}
+
+// What an operator assumes when it is given none.
+bool is_whole(const Segments& segments, const Doubles& x) {
+  if (segments.count() != x.extent(0)) return false;
+  Int b = 0;
+  return std::ranges::all_of(segments.list, [&](const Segment& s) {
+    return s.batch == b++ && s.begin == 0 && s.length == x.extent(1);
+  });
+}
+
+template <class Real>
+Named<Real> named(const OperatorInfo& info, const ByName& a, const std::string& name,
+                  reference::Array<Real> array) {
+  for (const TensorInfo& output : info.outputs) {
+    if (output.name == name) return {name, role_of(output), std::move(array)};
+  }
+  for (const TensorInfo& input : info.inputs) {
+    if (input.gradient != name) continue;
+    const Role role = role_of(input);
+    return {name, role, std::move(array), rows_of(info, a, role, a.inputs.at(input.name))};
+  }
+  ADD_FAILURE() << info.name << " gives no " << name;
+  return {name, Role::kParameter, std::move(array)};
+}
+
+}  // namespace
+
+bool is_operator(const std::string& name) {
+  return std::ranges::any_of(operators(), [&](const OperatorInfo& info) {
+    return info.name == name || std::ranges::count(info.aliases, name) != 0;
+  });
+}
+
+bool is_law(const std::string& op) { return std::ranges::count(reference::law_names(), op) != 0; }
+
+void add_slots(std::vector<Slot>& list, ByName& a) {
+  const OperatorInfo& info = find_operator(a.op);
+  for (const TensorInfo& input : info.inputs) {
+    const auto found = a.inputs.find(input.name);
+    if (found == a.inputs.end() || !found->second.present()) continue;
+    const Role role = role_of(input);
+    list.push_back({input.name, role, &found->second, rows_of(info, a, role, found->second)});
+  }
+}
+
+Results<float> run(Context& context, const Call& call, const ByName& a) {
+  const OperatorInfo& info = find_operator(a.op);
+  std::map<std::string, std::string> attributes = a.attributes;
+  if (call.form != Form::kAuto) {
+    attributes["form"] = call.form == Form::kScan ? "scan" : "parallel";
+  }
+  std::list<Operand> memory;
+  std::map<std::string, ConstTensor> tensors;
+  const auto add = [&](const std::string& name, const Doubles& array, Role role) {
+    if (!array.present()) return;
+    memory.push_back(Operand::input(array, call.strided && role == Role::kToken));
+    tensors[name] = memory.back().tensor();
+  };
+  for (const auto& [name, array] : a.inputs) {
+    const auto input = std::ranges::find(info.inputs, name, &TensorInfo::name);
+    add(name, array, input == info.inputs.end() ? Role::kParameter : role_of(*input));
+  }
+  for (const auto& [name, array] : call.upstream) {
+    add(name, array, name == "do" ? Role::kToken : Role::kSequence);
+  }
+  const Segments* segments = is_whole(a.segments, first_input(info, a)) ? nullptr : &a.segments;
+  Results<float> results;
+  for (const NamedArray& x : run_operator(context, info, Attributes(info, attributes), tensors,
+                                          call.backward(), segments)) {
+    const Tensor& t = x.array.tensor;
+    Floats array(std::vector<Int>(t.extent.begin(), t.extent.begin() + t.rank));
+    std::copy_n(static_cast<const float*>(t.data), array.data.size(), array.data.begin());
+    (x.is_gradient ? results.gradients : results.outputs)
+        .push_back(named(info, a, x.name, std::move(array)));
+  }
+  return results;
+}
+
+Results<float> run_steps(Context& context, const Call& call, const ByName& a) {
+  Call rest = call;
+  Results<float> all;
+  for (Int t = 0; t < a.segments.list.front().length; ++t) {
+    Call one = tokens_of(rest, t, t + 1);
+    Results<float> r = run(context, one);
+    for (const Named<float>& x : r.outputs) {
+      if (x.role != Role::kSequence) continue;
+      Doubles& state = std::get<ByName>(rest.arguments).inputs["initial_state"];
+      state = Doubles(x.array.shape);
+      std::ranges::copy(x.array.data, state.data.begin());
+    }
+    for (std::size_t i = 0; i < all.outputs.size(); ++i) {
+      Named<float>& x = r.outputs[i];
+      if (x.role == Role::kToken) x.array = joined(all.outputs[i].array, x.array);
+    }
+    all = std::move(r);
+  }
+  return all;
+}
+
+Results<double> run_reference(const Call& call, const ByName& a) {
+  const Attributes attributes(find_operator(a.op), a.attributes);
+  reference::LawArguments<double> law;
+  law.law = a.op;
+  law.inputs = a.inputs;
+  law.segments = a.segments;
+  law.scale = attributes.number("scale");
+  law.reverse = attributes.flag("reverse");
+  law.l2norm = attributes.flag("use_qk_l2norm");
+  return run_reference(call, law);
+}
+
+Results<double> run_reference(const Call& call, const reference::LawArguments<double>& law) {
+  const bool parallel = call.form == Form::kParallel;
+  Results<double> results;
+  reference::Tensors<double> outputs = reference::law(law);
+  const Int tokens = outputs.at("o").extent(1);
+  results.outputs.push_back({"o", Role::kToken, outputs.at("o")});
+  if (parallel) {
+    results.outputs.push_back({"weights", Role::kWeights, reference::law_weights(law)});
+  } else {
+    results.outputs.push_back({"final_state", Role::kSequence, outputs.at("final_state")});
+  }
+  if (!call.backward()) return results;
+  for (auto& [name, array] : reference::law_backward(law, call.upstream)) {
+    if (name == "dh0") {
+      if (law.inputs.contains("initial_state")) {
+        results.gradients.push_back({name, Role::kSequence, array});
+      }
+    } else {
+      const Role role = array.rank() >= 3 ? Role::kToken : Role::kParameter;
+      const Int rows = role == Role::kToken && tokens > 0 ? array.extent(1) / tokens : 1;
+      results.gradients.push_back({name, role, array, rows});
+    }
+  }
+  return results;
+}
+
+}  // namespace ouzel::test
