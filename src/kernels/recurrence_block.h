@@ -1,4 +1,8 @@
-// Kernels of the engine (src/ops/rows.h has its recurrence): one row at a time, in any state.
+// Kernels of the engine (src/ops/rows.h has its recurrence). Rows go through a slab of 32 columns
+// of the state in blocks of four: all that a block reads of the state is read in one sweep over the
+// slab, what its rows owe to each other is made up for with small matrices, and all that it writes
+// is written in a second sweep. Rows of keys are [rows][key_pitch], a multiple of 16, filled up
+// with zeros; rows of values [rows][value_pitch], a multiple of 32; the last block likewise.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +11,90 @@
 
 namespace ouzel {
 
-// factor = e^g and, if it is not null, factor_minus_1 = e^g - 1: `count` numbers; g may be factor.
-void decay_factors(Isa isa, std::int64_t count, const float* g, float* factor,
-                   float* factor_minus_1);
+inline constexpr std::int64_t kBlock = 4;
 
-// One row through a state of keys x columns. A factor of exactly 0 drops the decayed term, even
-// NaN.
+// e^g and e^g - 1 of `count` numbers; the result may be g. Whether some e^g is exactly 0.
+bool decay_factors(Isa isa, std::int64_t count, const float* g, float* factor);
+void decay_minus_1(Isa isa, std::int64_t count, const float* g, float* factor_minus_1);
+bool all_finite(Isa isa, std::int64_t count, const float* x);
+
+// The pairs of a small matrix: for rows i of those that read and j of those that write,
+// sum over keys of read_i write_j and the decays between the two: first those with i > j, row by
+// row, then the diagonal.
+inline constexpr std::int64_t kPairs = 16;
+inline constexpr int pair_of(int i, int j) { return i == j ? 6 + i : i * (i - 1) / 2 + j; }
+
+// What a chunk's rows of keys hold for all slabs: the small matrices and, with a decay per key,
+// rows with the decays folded in. A block's reads get the product of decays from where the state
+// stands; writes the product up to the block's end, over the factor that the state then still
+// lacks: only where that would fall below 2^-60, or at the chunk's end, is the state itself
+// multiplied.
+struct KeyRowsArgs {
+  std::int64_t blocks = 0, key_pitch = 0;
+  std::int64_t queries = 1, query_stride = 0;
+  const float* q = nullptr;
+  const float* k = nullptr;
+  const float* e = nullptr;  // null: no erase
+  const float* b = nullptr;  // null: no erase, or one with k
+  const float* u = nullptr;  // not null: q reads before the decay, and the diagonal is q . (u * k)
+  bool erase_decayed = true;
+
+  const float* decay = nullptr;  // e^g [rows][key_pitch], or null: not per key
+  bool fold = true;              // false: multiply the state at every block's end
+  float* q_folded = nullptr;     // may be q, and so on; not used without decays
+  std::int64_t folded_query_stride = 0;
+  float* k_folded = nullptr;
+  float* e_folded = nullptr;
+  float* b_folded = nullptr;
+  float* leave = nullptr;    // [blocks][key_pitch]: what the state is multiplied by
+  bool* leaves = nullptr;    // [blocks]: whether it is
+  float* missing = nullptr;  // [key_pitch], scratch
+
+  // [blocks][readers: e, then queries][writers: k, b][kPairs]
+  float* pairs = nullptr;
+};
+void fold_key_rows(Isa isa, const KeyRowsArgs& args);
+
+// A chunk through a slab.
+struct BlockArgs {
+  std::int64_t rows = 0, rows_per_token = 1;
+  std::int64_t keys = 0, key_pitch = 0, value_pitch = 0;
+  // [keys, filled up to an even number][32], before and after; may be the same.
+  const float* state_in = nullptr;
+  float* state = nullptr;
+  // Not null: the sum is in two parts (without erase).
+  const float* low_in = nullptr;
+  float* low = nullptr;
+
+  // Of fold_key_rows.
+  std::int64_t queries = 1, query_stride = 0;
+  const float* q = nullptr;
+  const float* k = nullptr;
+  const float* e = nullptr;
+  const float* b = nullptr;
+  bool erase_decayed = true, read_decayed = true;
+  const float* pairs = nullptr;
+  const float* leave = nullptr;
+  const bool* leaves = nullptr;          // null: no decay per key
+  const float* leave_minus_1 = nullptr;  // of sums in two parts
+
+  const float* v = nullptr;
+  const float* c = nullptr;  // [rows], or [rows][value_pitch] per value
+  bool strength_per_value = false;
+  // Decays that are the same for all keys: [rows], or [rows][value_pitch] per value.
+  const float* column_decay = nullptr;
+  bool decay_per_value = false;
+  const float* column_leave_minus_1 = nullptr;  // [blocks] or [blocks][value_pitch], in two parts
+
+  float* reads = nullptr;       // [1 + queries][4][32], scratch
+  float* const* out = nullptr;  // [queries]: rows of `width` numbers, one a token
+  const std::int64_t* out_stride = nullptr;
+  std::int64_t width = 0;
+};
+void recurrence_block(Isa isa, const BlockArgs& args);
+
+// One row through a state of keys x columns in anyone's memory. A factor of exactly 0 drops the
+// decayed term, even NaN.
 struct RowArgs {
   std::int64_t keys = 0, columns = 0;
   float* s = nullptr;

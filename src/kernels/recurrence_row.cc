@@ -10,8 +10,8 @@
 // After targets.h.
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "src/kernels/math-inl.h"
 #include "src/kernels/partial-inl.h"
+#include "src/kernels/two_part-inl.h"
 #include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,23 +27,6 @@ enum class Erase { kNone, kCollinear, kGeneral };
 
 HWY_INLINE V decayed(D d, V s, V factor) {
   return hn::IfThenElseZero(hn::Ne(factor, hn::Zero(d)), hn::Mul(s, factor));
-}
-
-// S + low times e^g, plus change: the sum, and in low what it lost. Factors near 1 are applied as
-// S expm1(g), since 2,000 products with a rounded e^g would be off by 6e-5.
-HWY_INLINE V two_part_sum(D d, V s, V& low, V factor, V factor_minus_1, V change) {
-  const auto near_one = hn::Gt(factor_minus_1, hn::Set(d, -0.5f));
-  const auto keep = hn::Ne(factor, hn::Zero(d));
-  const V shrink = hn::IfThenElse(near_one, factor_minus_1, factor);
-  s = hn::IfThenElseZero(keep, s);
-  low = hn::IfThenElseZero(keep, low);
-  const V high = hn::IfThenElseZero(near_one, s);
-  const V rest = hn::MulAdd(low, shrink, hn::IfThenElseZero(near_one, low));
-  change = hn::Add(change, hn::MulAdd(s, shrink, rest));
-  const V sum = hn::Add(high, change);
-  const V change_part = hn::Sub(sum, high);
-  low = hn::Add(hn::Sub(high, hn::Sub(sum, change_part)), hn::Sub(change, change_part));
-  return sum;
 }
 
 float bonus(const RowArgs& a, const float* q) {
@@ -176,17 +159,6 @@ void row_of(const RowArgs& a) {
 
 }  // namespace
 
-void DecayFactors(std::int64_t count, const float* g, float* factor, float* factor_minus_1) {
-  const D d;
-  for (std::int64_t i = 0; i < count; i += kLanes) {
-    const V x = load_first(d, g + i, count - i);
-    store_first(d, math::exp(d, x), factor + i, count - i);
-    if (factor_minus_1 != nullptr) {
-      store_first(d, math::expm1(d, x), factor_minus_1 + i, count - i);
-    }
-  }
-}
-
 void RecurrenceRow(const RowArgs& a) {
   a.value_decay != nullptr ? row_of<true>(a) : row_of<false>(a);
 }
@@ -198,12 +170,7 @@ HWY_AFTER_NAMESPACE();
 #include "src/kernels/dispatch.h"
 
 namespace ouzel {
-HWY_EXPORT(DecayFactors);
 HWY_EXPORT(RecurrenceRow);
-void decay_factors(Isa isa, std::int64_t count, const float* g, float* factor,
-                   float* factor_minus_1) {
-  OUZEL_DISPATCH(isa, DecayFactors)(count, g, factor, factor_minus_1);
-}
 void recurrence_row(Isa isa, const RowArgs& args) { OUZEL_DISPATCH(isa, RecurrenceRow)(args); }
 }  // namespace ouzel
 #endif

@@ -9,56 +9,48 @@
 namespace ouzel {
 namespace {
 
-constexpr std::int64_t kKeyMultiple = 16;  // a cache line
+constexpr std::int64_t kLine = 16;  // floats of a cache line
 
-// Hands out a row of floats; stands in for Scratch.
-struct Floats {
-  template <class T>
-  T* take(std::int64_t count) {
-    return std::exchange(next, next + padded(count, kKeyMultiple));
-  }
-  float* next;
-};
-// Factors of decay of some rows: e^g and e^g - 1.
-struct Factors {
+// Factors of decay of one row: e^g and e^g - 1.
+struct RowFactors {
   template <class Memory>
-  Factors(Memory& memory, const RowsKind& kind, std::int64_t rows, std::int64_t columns)
-      : key_pitch(kind.decay_per_key ? padded(kind.keys, kKeyMultiple) : 1),
-        value_pitch(kind.value_decay ? padded(columns, kSlab) : 0) {
-    key = memory.template take<float>(rows * key_pitch);
-    key_minus_1 = memory.template take<float>(rows * key_pitch);
-    value = memory.template take<float>(rows * value_pitch);
-    value_minus_1 = memory.template take<float>(rows * value_pitch);
+  RowFactors(Memory& memory, const RowsKind& kind, std::int64_t columns)
+      : key_count(kind.decay_per_key ? padded(kind.keys, kLine) : 1),
+        value_count(kind.value_decay ? padded(columns, kSlab) : 0) {
+    key = memory.template take<float>(key_count);
+    key_minus_1 = memory.template take<float>(key_count);
+    value = memory.template take<float>(value_count);
+    value_minus_1 = memory.template take<float>(value_count);
   }
 
-  void fill(Isa isa, const RowsKind& kind, const LawRows& rows) const {
-    const std::int64_t count = rows.tokens * kind.rows_per_token;
-    if (kind.decay) {
-      decay_factors(isa, count * key_pitch, rows.g, key, key_minus_1);
-    } else {
-      std::fill_n(key, count, 1.0f);
-      std::fill_n(key_minus_1, count, 0.0f);
-    }
-    if (kind.value_decay) {
-      decay_factors(isa, count * value_pitch, rows.gv, value, value_minus_1);
-    }
-  }
-
-  std::int64_t key_pitch, value_pitch;
+  std::int64_t key_count, value_count;
   float *key, *key_minus_1, *value, *value_minus_1;
 };
 
-// Row `i` of a chunk, columns from `column` on; the state and the output are the caller's.
-RowArgs row_args(const RowsKind& kind, const LawRows& rows, const Factors& factors, std::int64_t i,
-                 std::int64_t column) {
+// Row `i` of a chunk, columns [column, column + columns), through a state and to outputs that the
+// caller fills in.
+RowArgs row_args(Isa isa, const RowsKind& kind, const LawRows& rows, std::int64_t i,
+                 std::int64_t column, std::int64_t columns, const RowFactors& factors) {
   RowArgs a;
   a.keys = kind.keys;
-  a.decay = factors.key + i * factors.key_pitch;
-  a.decay_minus_1 = factors.key_minus_1 + i * factors.key_pitch;
+  a.columns = columns;
+  if (kind.decay) {
+    const float* g = rows.g + i * factors.key_count;
+    decay_factors(isa, factors.key_count, g, factors.key);
+    decay_minus_1(isa, factors.key_count, g, factors.key_minus_1);
+  } else {
+    *factors.key = 1;
+    *factors.key_minus_1 = 0;
+  }
+  a.decay = factors.key;
+  a.decay_minus_1 = factors.key_minus_1;
   a.decay_stride = kind.decay_per_key ? 1 : 0;
   if (kind.value_decay) {
-    a.value_decay = factors.value + i * factors.value_pitch + column;
-    a.value_decay_minus_1 = factors.value_minus_1 + i * factors.value_pitch + column;
+    const float* gv = rows.gv + i * rows.value_pitch + column;
+    decay_factors(isa, columns, gv, factors.value);
+    decay_minus_1(isa, columns, gv, factors.value_minus_1);
+    a.value_decay = factors.value;
+    a.value_decay_minus_1 = factors.value_minus_1;
   }
   a.k = rows.k + i * rows.key_pitch;
   a.v = rows.v + i * rows.value_pitch + column;
@@ -78,111 +70,326 @@ RowArgs row_args(const RowsKind& kind, const LawRows& rows, const Factors& facto
   return a;
 }
 
-struct Scan {
+// The state of some columns on its way through a sequence, a chunk at a time.
+class Scan {
+ public:
   template <class Memory>
   Scan(Memory& memory, const RowsKind& kind, std::int64_t columns)
-      : kind(kind),
-        columns(columns),
-        key_pitch(padded(kind.keys, kKeyMultiple)),
-        value_pitch(padded(columns, kSlab)),
-        slabs(value_pitch / kSlab),
-        factors(memory, kind, kChunk * kind.rows_per_token, columns) {
-    const std::int64_t count = kChunk * kind.rows_per_token;
+      : kind_(kind),
+        columns_(columns),
+        key_pitch_(padded(kind.keys, kLine)),
+        value_pitch_(padded(columns, kSlab)),
+        slabs_(value_pitch_ / kSlab),
+        half_(padded(kind.keys, 2) * kSlab),
+        erase_(kind.erase != EraseKind::kNone),
+        row_factors_(memory, kind, kSlab) {
+    const std::int64_t n = kind.rows_per_token, rows = kChunk * n, blocks = rows / kBlock;
     const auto take = [&memory](bool wanted, std::int64_t size) -> float* {
       return wanted ? memory.template take<float>(size) : nullptr;
     };
-    const bool erase = kind.erase != EraseKind::kNone;
-    const bool collinear = kind.erase == EraseKind::kCollinear;
-    rows.key_pitch = key_pitch;
-    rows.value_pitch = value_pitch;
-    rows.q = take(true, kind.queries * kChunk * key_pitch);
-    rows.k = take(true, count * key_pitch);
-    rows.v = take(true, count * value_pitch);
-    rows.g = take(kind.decay, count * (kind.decay_per_key ? key_pitch : 1));
-    rows.gv = take(kind.value_decay, count * value_pitch);
-    rows.e = take(erase, count * key_pitch);
-    rows.b = take(kind.erase == EraseKind::kGeneral, count * key_pitch);
-    rows.c = take(collinear, count * (kind.strength_per_value ? value_pitch : 1));
-    rows.u = take(kind.bonus, key_pitch);
-    state = take(true, slabs * slab_state());
-    low = take(!erase, slabs * slab_state());
-    out = take(true, kind.queries * kSlab);
+    const auto keyed = [&](bool wanted) { return take(wanted, rows * key_pitch_); };
+    const bool general = kind.erase == EraseKind::kGeneral, per_key = kind.decay_per_key;
+    rows_.key_pitch = key_pitch_;
+    rows_.value_pitch = value_pitch_;
+    rows_.q = take(true, kind.queries * kChunk * key_pitch_);
+    rows_.k = keyed(true);
+    rows_.v = take(true, rows * value_pitch_);
+    rows_.g = take(kind.decay, rows * (per_key ? key_pitch_ : 1));
+    rows_.gv = take(kind.value_decay, rows * value_pitch_);
+    rows_.e = keyed(erase_);
+    rows_.b = keyed(general);
+    rows_.c = take(kind.erase == EraseKind::kCollinear,
+                   rows * (kind.strength_per_value ? value_pitch_ : 1));
+    rows_.u = take(kind.bonus, key_pitch_);
+
+    q_rows_ = take(per_key || n > 1, kind.queries * rows * key_pitch_);
+    key_decay_ = keyed(per_key);
+    k_folded_ = keyed(per_key);
+    e_folded_ = keyed(per_key && erase_);
+    b_folded_ = keyed(per_key && general);
+    leave_ = take(per_key, blocks * key_pitch_);
+    leave_minus_1_ = take(per_key && !erase_, blocks * key_pitch_);
+    missing_ = take(per_key, key_pitch_);
+    leaves_ = memory.template take<bool>(blocks);
+    const std::int64_t width = column_width();
+    column_decay_ = take(width != 0, rows * width);
+    column_leave_minus_1_ = take(width != 0 && !erase_, blocks * width);
+    pairs_ = take(true, blocks * (kind.queries + erase_) * (general ? 2 : 1) * kPairs);
+    reads_ = take(true, (kind.queries + erase_) * kBlock * kSlab);
+    state_ = memory.template take<float*>(slabs_ + 1);
+    state_memory_ = take(true, (slabs_ + 1) * slab_state());
+    out_ = memory.template take<float*>(kind.queries);
+    out_stride_ = memory.template take<std::int64_t>(kind.queries);
+    row_out_ = take(true, kind.queries * kSlab);
   }
 
-  std::int64_t slab_state() const { return kind.keys * kSlab; }
-  bool in_two_parts(std::int64_t position) const { return low != nullptr && position >= kLongSum; }
+  void begin(Isa isa, const StateMemory<const float>& initial, std::int64_t position);
+  void end(const StateMemory<float>& final) const;
+  void run(RowSource& source, std::int64_t first, std::int64_t tokens, std::int64_t column);
 
-  void begin(const StateMemory<const float>& initial, std::int64_t position) const {
-    std::fill_n(state, slabs * slab_state(), 0.0f);
-    if (low != nullptr) std::fill_n(low, slabs * slab_state(), 0.0f);
-    if (initial.s == nullptr) return;
-    for_each_run([&](std::int64_t i, std::int64_t j, std::int64_t width, std::int64_t at) {
-      const std::int64_t from = i * initial.row + j * initial.column;
-      for (std::int64_t c = 0; c < width; ++c) {
-        const std::int64_t element = from + c * initial.column;
-        state[at + c] = initial.s[element];
-        if (initial.residue == nullptr) continue;
-        if (in_two_parts(position)) {
-          low[at + c] = initial.residue[element];
-        } else {
-          state[at + c] += initial.residue[element];
-        }
-      }
-    });
+ private:
+  // Numbers of a row of decays that are the same for all keys.
+  std::int64_t column_width() const {
+    if (kind_.value_decay) return value_pitch_;
+    return kind_.decay && !kind_.decay_per_key ? 1 : 0;
   }
+  // A slab's state; without erase, what it has lost to rounding follows.
+  std::int64_t slab_state() const { return erase_ ? half_ : 2 * half_; }
+  std::int64_t rows() const { return rows_.tokens * kind_.rows_per_token; }
+  std::int64_t blocks() const { return (rows() + kBlock - 1) / kBlock; }
+  bool in_two_parts() const { return !erase_ && position_ >= kLongSum; }
 
-  void end(const StateMemory<float>& final) const {
-    if (final.s == nullptr) return;
-    for_each_run([&](std::int64_t i, std::int64_t j, std::int64_t width, std::int64_t at) {
-      const std::int64_t to = i * final.row + j * final.column;
-      for (std::int64_t c = 0; c < width; ++c) final.s[to + c * final.column] = state[at + c];
-      if (final.residue == nullptr) return;
-      for (std::int64_t c = 0; c < width; ++c) {
-        final.residue[to + c * final.column] = low != nullptr ? low[at + c] : 0.0f;
-      }
-    });
-  }
-
-  // The packed chunk through every slab.
-  void run(Isa isa, RowSource& source, std::int64_t first, std::int64_t column,
-           std::int64_t position) const {
-    factors.fill(isa, kind, rows);
-    for (std::int64_t slab = 0; slab < slabs; ++slab) {
-      for (std::int64_t i = 0; i < rows.tokens * kind.rows_per_token; ++i) {
-        RowArgs a = row_args(kind, rows, factors, i, slab * kSlab);
-        a.s = state + slab * slab_state();
-        if (in_two_parts(position)) a.residue = low + slab * slab_state();
-        a.key_stride = kSlab;
-        a.columns = std::min(columns - slab * kSlab, kSlab);
-        a.o = out;
-        a.o_stride = kSlab;
-        recurrence_row(isa, a);
-        for (std::int64_t r = 0; r < a.queries; ++r) {
-          std::int64_t stride = 0;
-          float* o =
-              source.output(r, first + i / kind.rows_per_token, column + slab * kSlab, stride);
-          std::copy_n(out + r * kSlab, a.columns, o);
-        }
-      }
-    }
-  }
-
-  // body(key, first column, width, offset in the slabs) for each row of each slab.
+  void pad() const;
+  void spread_queries() const;
+  bool prepare_columns() const;
+  bool prepare_keys() const;
+  void run_slab(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
+                bool resets);
+  void run_rows(std::int64_t slab) const;
+  // body(slab's state, offset in it, key, column, width) for each row of each slab.
   template <class Body>
-  void for_each_run(Body body) const {
-    for (std::int64_t slab = 0; slab < slabs; ++slab) {
-      const std::int64_t width = std::min(columns - slab * kSlab, kSlab);
-      for (std::int64_t i = 0; i < kind.keys; ++i) {
-        body(i, slab * kSlab, width, slab * slab_state() + i * kSlab);
+  void for_each_row(Body body) const {
+    for (std::int64_t slab = 0; slab < slabs_; ++slab) {
+      const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
+      for (std::int64_t i = 0; i < kind_.keys; ++i) {
+        body(state_[slab] + i * kSlab, i, slab * kSlab, width);
       }
     }
   }
 
-  const RowsKind& kind;
-  std::int64_t columns, key_pitch, value_pitch, slabs;
-  Factors factors;
-  LawRows rows;
-  float *state, *low, *out;
+  const RowsKind& kind_;
+  std::int64_t columns_, key_pitch_, value_pitch_, slabs_, half_;
+  bool erase_;
+  Isa isa_ = Isa::kPortable;
+  std::int64_t position_ = 0;
+  LawRows rows_;
+  RowFactors row_factors_;
+  // Of a chunk, for all slabs: see KeyRowsArgs and BlockArgs.
+  float *q_rows_, *key_decay_, *k_folded_, *e_folded_, *b_folded_;
+  float *leave_, *leave_minus_1_, *missing_, *column_decay_, *column_leave_minus_1_, *pairs_;
+  bool* leaves_;
+  float *reads_, *row_out_;
+  float** state_;  // [slabs], and one to spare
+  float* state_memory_;
+  float** out_;
+  std::int64_t* out_stride_;
+};
+
+void Scan::begin(Isa isa, const StateMemory<const float>& initial, std::int64_t position) {
+  isa_ = isa;
+  position_ = position;
+  for (std::int64_t slab = 0; slab <= slabs_; ++slab) {
+    state_[slab] = state_memory_ + slab * slab_state();
+  }
+  std::fill_n(state_memory_, (slabs_ + 1) * slab_state(), 0.0f);
+  if (initial.s == nullptr) return;
+  for_each_row([&](float* row, std::int64_t key, std::int64_t column, std::int64_t width) {
+    const std::int64_t from = key * initial.row + column * initial.column;
+    for (std::int64_t j = 0; j < width; ++j) row[j] = initial.s[from + j * initial.column];
+    if (initial.residue == nullptr) return;
+    for (std::int64_t j = 0; j < width; ++j) {
+      const float residue = initial.residue[from + j * initial.column];
+      in_two_parts() ? row[half_ + j] = residue : row[j] += residue;
+    }
+  });
+}
+
+void Scan::end(const StateMemory<float>& final) const {
+  if (final.s == nullptr) return;
+  for_each_row([&](const float* row, std::int64_t key, std::int64_t column, std::int64_t width) {
+    const std::int64_t to = key * final.row + column * final.column;
+    for (std::int64_t j = 0; j < width; ++j) final.s[to + j * final.column] = row[j];
+    if (final.residue == nullptr) return;
+    for (std::int64_t j = 0; j < width; ++j) {
+      final.residue[to + j * final.column] = erase_ ? 0.0f : row[half_ + j];
+    }
+  });
+}
+
+// Rows that change nothing fill the last block.
+void Scan::pad() const {
+  const auto zero = [&](float* x, std::int64_t width) {
+    if (x != nullptr) std::fill(x + rows() * width, x + blocks() * kBlock * width, 0.0f);
+  };
+  for (float* x : {rows_.k, rows_.e, rows_.b}) zero(x, key_pitch_);
+  for (float* x : {rows_.v, rows_.gv}) zero(x, value_pitch_);
+  zero(rows_.g, kind_.decay_per_key ? key_pitch_ : 1);
+  zero(rows_.c, kind_.strength_per_value ? value_pitch_ : 1);
+}
+
+// Where a token has several rows, zeros stand in for the queries of those that are not read.
+void Scan::spread_queries() const {
+  const std::int64_t n = kind_.rows_per_token, count = blocks() * kBlock * key_pitch_;
+  for (std::int64_t r = 0; r < kind_.queries; ++r) {
+    std::fill_n(q_rows_ + r * count, count, 0.0f);
+    for (std::int64_t t = 0; t < rows_.tokens; ++t) {
+      std::copy_n(rows_.q + (r * rows_.tokens + t) * key_pitch_, key_pitch_,
+                  q_rows_ + r * count + ((t + 1) * n - 1) * key_pitch_);
+    }
+  }
+}
+
+// Log decays of each block, summed: [blocks][width] of [rows][width].
+void sum_blocks(const float* g, std::int64_t blocks, std::int64_t width, float* sums) {
+  for (std::int64_t block = 0; block < blocks; ++block, g += kBlock * width) {
+    for (std::int64_t i = 0; i < width; ++i) {
+      *sums++ = (g[i] + g[width + i]) + (g[2 * width + i] + g[3 * width + i]);
+    }
+  }
+}
+
+// Decays that are the same for all keys. Returns whether one is exactly 0.
+bool Scan::prepare_columns() const {
+  const std::int64_t width = column_width(), count = blocks() * kBlock;
+  if (width == 0) return false;
+  const float* g = kind_.value_decay ? rows_.gv : rows_.g;
+  if (kind_.value_decay && kind_.decay && !kind_.decay_per_key) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      for (std::int64_t j = 0; j < width; ++j) {
+        column_decay_[i * width + j] = rows_.gv[i * width + j] + rows_.g[i];
+      }
+    }
+    g = column_decay_;
+  }
+  if (in_two_parts()) {
+    sum_blocks(g, blocks(), width, column_leave_minus_1_);
+    decay_minus_1(isa_, blocks() * width, column_leave_minus_1_, column_leave_minus_1_);
+  }
+  return decay_factors(isa_, count * width, g, column_decay_);
+}
+
+// Rows of keys, with decays per key. Returns whether one is exactly 0.
+bool Scan::prepare_keys() const {
+  const bool per_key = kind_.decay_per_key, spread = kind_.rows_per_token > 1;
+  const std::int64_t count = blocks() * kBlock * key_pitch_;
+  if (spread) spread_queries();
+  bool resets = false;
+  if (per_key) resets = decay_factors(isa_, count, rows_.g, key_decay_);
+  KeyRowsArgs a;
+  a.blocks = blocks();
+  a.key_pitch = key_pitch_;
+  a.queries = kind_.queries;
+  a.query_stride = spread ? count : rows_.tokens * key_pitch_;
+  a.q = spread ? q_rows_ : rows_.q;
+  a.k = rows_.k;
+  a.e = rows_.e;
+  a.b = rows_.b;
+  a.u = rows_.u;
+  a.erase_decayed = kind_.erase_decayed;
+  a.decay = key_decay_;
+  a.fold = !in_two_parts();
+  a.q_folded = q_rows_;
+  a.folded_query_stride = count;
+  a.k_folded = k_folded_;
+  a.e_folded = e_folded_;
+  a.b_folded = b_folded_;
+  a.leave = leave_;
+  a.leaves = leaves_;
+  a.missing = missing_;
+  a.pairs = pairs_;
+  fold_key_rows(isa_, a);
+  if (per_key && in_two_parts()) {
+    sum_blocks(rows_.g, blocks(), key_pitch_, leave_minus_1_);
+    decay_minus_1(isa_, blocks() * key_pitch_, leave_minus_1_, leave_minus_1_);
+  }
+  return resets;
+}
+
+void Scan::run(RowSource& source, std::int64_t first, std::int64_t tokens, std::int64_t column) {
+  rows_.tokens = tokens;
+  source.pack(first, column, columns_, rows_);
+  pad();
+  const bool column_resets = prepare_columns();
+  const bool key_resets = prepare_keys();
+  for (std::int64_t slab = 0; slab < slabs_; ++slab) {
+    run_slab(source, first, column, slab, column_resets || key_resets);
+  }
+  source.finish(first, tokens, column, columns_);
+  position_ += tokens;
+}
+
+void Scan::run_slab(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
+                    bool resets) {
+  const bool per_key = kind_.decay_per_key, spread = kind_.rows_per_token > 1;
+  for (std::int64_t r = 0; r < kind_.queries; ++r) {
+    out_[r] = source.output(r, first, column + slab * kSlab, out_stride_[r]);
+  }
+  BlockArgs a;
+  a.rows = rows();
+  a.rows_per_token = kind_.rows_per_token;
+  a.keys = padded(kind_.keys, 2);
+  a.key_pitch = key_pitch_;
+  a.value_pitch = value_pitch_;
+  a.state_in = state_[slab];
+  a.state = resets ? state_[slabs_] : state_[slab];
+  if (in_two_parts()) {
+    a.low_in = a.state_in + half_;
+    a.low = a.state + half_;
+  }
+  a.queries = kind_.queries;
+  a.query_stride = spread || per_key ? blocks() * kBlock * key_pitch_ : rows_.tokens * key_pitch_;
+  a.q = spread || per_key ? q_rows_ : rows_.q;
+  a.k = per_key ? k_folded_ : rows_.k;
+  a.e = per_key ? e_folded_ : rows_.e;
+  a.b = per_key ? b_folded_ : rows_.b;
+  a.erase_decayed = kind_.erase_decayed;
+  a.read_decayed = !kind_.bonus;
+  a.pairs = pairs_;
+  a.leave = leave_;
+  a.leaves = per_key ? leaves_ : nullptr;
+  a.leave_minus_1 = leave_minus_1_;
+  a.v = rows_.v + slab * kSlab;
+  a.c = rows_.c;
+  a.strength_per_value = kind_.strength_per_value;
+  if (a.strength_per_value) a.c += slab * kSlab;
+  a.column_decay = column_decay_;
+  a.decay_per_value = kind_.value_decay;
+  a.column_leave_minus_1 = column_leave_minus_1_;
+  if (a.decay_per_value) {
+    a.column_decay += slab * kSlab;
+    if (in_two_parts()) a.column_leave_minus_1 += slab * kSlab;
+  }
+  a.reads = reads_;
+  a.out = out_;
+  a.out_stride = out_stride_;
+  a.width = std::min(columns_ - slab * kSlab, kSlab);
+  recurrence_block(isa_, a);
+  if (!resets) return;
+  // A block multiplies by a decay of 0, which leaves a NaN where it should be dropped.
+  if (all_finite(isa_, half_, a.state)) {
+    std::swap(state_[slab], state_[slabs_]);
+  } else {
+    run_rows(slab);
+  }
+}
+
+// A chunk with resets and with numbers that are not finite, row by row: outputs that only know of
+// finite ones stay as they are, for they must not depend on what comes later.
+void Scan::run_rows(std::int64_t slab) const {
+  const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
+  bool finite = all_finite(isa_, half_, state_[slab]);
+  for (std::int64_t i = 0; i < rows(); ++i) {
+    RowArgs a = row_args(isa_, kind_, rows_, i, slab * kSlab, width, row_factors_);
+    a.s = state_[slab];
+    if (in_two_parts()) a.residue = a.s + half_;
+    a.key_stride = kSlab;
+    a.o = row_out_;
+    a.o_stride = kSlab;
+    recurrence_row(isa_, a);
+    for (std::int64_t r = 0; r < a.queries && !finite; ++r) {
+      std::copy_n(row_out_ + r * kSlab, width, out_[r] + i / kind_.rows_per_token * out_stride_[r]);
+    }
+    finite = finite && all_finite(isa_, half_, state_[slab]);
+  }
+}
+
+// Hands out a row of floats; stands in for Scratch.
+struct Floats {
+  template <class T>
+  T* take(std::int64_t count) {
+    return std::exchange(next, next + padded(count, kLine));
+  }
+  float* next;
 };
 
 }  // namespace
@@ -197,31 +404,26 @@ void rows_scan(Isa isa, const RowsKind& kind, RowSource& source, std::int64_t co
                std::int64_t columns, const StateMemory<const float>& initial, std::int64_t position,
                const StateMemory<float>& final, Scratch& scratch) {
   Scan scan(scratch, kind, columns);
-  scan.begin(initial.at_column(column), position);
+  scan.begin(isa, initial.at_column(column), position);
   const std::int64_t tokens = source.tokens();
   for (std::int64_t t = 0; t < tokens; t += kChunk) {
-    scan.rows.tokens = std::min(tokens - t, kChunk);
-    source.pack(t, column, columns, scan.rows);
-    scan.run(isa, source, t, column, position + t);
-    source.finish(t, scan.rows.tokens, column, columns);
+    scan.run(source, t, std::min(tokens - t, kChunk), column);
   }
   scan.end(final.at_column(column));
 }
 
 std::int64_t rows_step_floats(const RowsKind& kind) {
   ScratchCounter counter;
-  Factors(counter, kind, kind.rows_per_token, kind.values);
+  RowFactors(counter, kind, kind.values);
   return static_cast<std::int64_t>(counter.bytes() / sizeof(float));
 }
 
 void rows_step(Isa isa, const RowsKind& kind, const LawRows& rows, const StateMemory<float>& state,
                std::int64_t position, float* o, std::int64_t o_stride, float* scratch) {
   Floats memory{scratch};
-  const Factors factors(memory, kind, kind.rows_per_token, kind.values);
-  factors.fill(isa, kind, rows);
+  const RowFactors factors(memory, kind, kind.values);
   for (std::int64_t i = 0; i < kind.rows_per_token; ++i) {
-    RowArgs a = row_args(kind, rows, factors, i, 0);
-    a.columns = kind.values;
+    RowArgs a = row_args(isa, kind, rows, i, 0, kind.values, factors);
     a.s = state.s;
     if (kind.erase == EraseKind::kNone && position >= kLongSum) a.residue = state.residue;
     a.key_stride = state.row;
