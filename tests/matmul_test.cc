@@ -131,7 +131,10 @@ TEST_P(MatmulTest, BackwardInputIsTheSumOfProducts) {
 }
 
 TEST_P(MatmulTest, BackwardWeightIsTheSumOfProductsAddedOn) {
-  for (const Shape& s : shapes()) {
+  std::vector<Shape> all = shapes();
+  // Tokens in one, two and many parts of their own sums, the last of them short.
+  for (const std::int64_t m : {2047, 2048, 2305, 9300}) all.push_back({m, 13, 17});
+  for (const Shape& s : all) {
     SCOPED_TRACE(s);
     const Matrix dy(s.m, s.n, 1), x(s.m, s.k, 2), before(s.n, s.k, 3);
     Matrix dw = before;
@@ -164,7 +167,8 @@ TEST_P(MatmulTest, RowsDoNotDependOnTheirCompany) {
 }
 
 TEST_P(MatmulTest, ThreadsAndStridesChangeNoBit) {
-  for (const Shape& s : {Shape{1100, 417, 70}, Shape{130, 90, 1030}, Shape{2, 600, 530}}) {
+  for (const Shape& s :
+       {Shape{1100, 417, 70}, Shape{130, 90, 1030}, Shape{2, 600, 530}, Shape{3500, 21, 34}}) {
     SCOPED_TRACE(s);
     std::vector<Matrix> results[3];
     for (int threads : {1, 2, 3, 5}) {

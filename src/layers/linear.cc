@@ -60,12 +60,8 @@ void Linear::pack(Context& context, const float* weights) {
 }
 
 std::size_t Linear::scratch_bytes() const {
-  // W packed by columns; or blocks of at most 512 rows of dy and x, each widened by less than a
-  // tile.
-  constexpr std::int64_t kRows = 512, kTile = 64;
-  return std::max(
-      PackedMatrix::bytes(inputs_, outputs_),
-      static_cast<std::size_t>((2 * outputs_ + inputs_ + 2 * kTile) * kRows) * sizeof(float));
+  return std::max(PackedMatrix::bytes(inputs_, outputs_),
+                  linear_backward_weight_bytes(outputs_, inputs_));
 }
 
 void Linear::forward(Run& run, Matrix x, Matrix y, bool accumulate) const {

@@ -8,6 +8,7 @@
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
 #include "src/kernels/matmul.h"
+#include "src/kernels/pointwise.h"
 
 namespace ouzel {
 namespace {
@@ -21,12 +22,16 @@ constexpr std::int64_t kTaskColumns = 384;
 constexpr std::int64_t kFewRowsColumns = 256;
 // Tiles of a task. Small enough that 4,096 rows give every thread many tasks.
 constexpr std::int64_t kTaskTiles = 4;
-// The weight gradient: the largest rectangle of one task, and the tokens of one block. Packed, the
-// block is 0.63 MiB with AVX-512; with the rectangle and the next block it fits the second-level
-// cache.
+// The weight gradient: the largest rectangle of one task, and the tokens of one block. Packed, two
+// blocks are 1.2 MiB, which with the rectangle fit the second-level cache; smaller rectangles pack
+// more per multiply-add (half as wide costs 10 % of the time).
 constexpr std::int64_t kWeightRows = 384;
-constexpr std::int64_t kWeightColumns = 192;
-constexpr std::int64_t kWeightTokens = 256;
+constexpr std::int64_t kWeightColumns = 384;
+constexpr std::int64_t kWeightTokens = 192;
+// Where rectangles are too few to keep threads busy, the tokens are cut into parts of their own
+// sums, no shorter than this.
+constexpr std::int64_t kWeightTasks = 8;
+constexpr std::int64_t kWeightPartTokens = 1024;
 // Rows of a matrix that one task packs.
 constexpr std::int64_t kPackRows = 16;
 
@@ -201,41 +206,45 @@ void linear_backward_input(Context& context, View<const float, 2> dy, View<const
   multiply_rows(context, dy, panels, panel_stride, dx, accumulate);
 }
 
-void linear_backward_weight(Context& context, View<const float, 2> dy, View<const float, 2> x,
-                            View<float, 2> dw) {
-  const char* op = "linear_backward_weight";
-  check(x.extent[0] == dy.extent[0], op, "the rows of x", dy.extent[0], x.extent[0]);
-  check(dw.extent[0] == dy.extent[1], op, "the rows of dw", dy.extent[1], dw.extent[0]);
-  check(dw.extent[1] == x.extent[1], op, "the columns of dw", x.extent[1], dw.extent[1]);
-  const std::int64_t tokens = x.extent[0], rows = dw.extent[0], columns = dw.extent[1];
-  if (rows == 0 || columns == 0) return;
-  Context::Impl& impl = context.impl();
-  const Isa isa = context.isa();
-  const std::int64_t tile = tile_rows(isa);
-  // A task owns a rectangle of dw and passes over all tokens in blocks: every tile of the rectangle
-  // takes the block's sum, while the next block is packed.
-  const std::int64_t task_tiles = ceil_div(kWeightRows, tile), task_rows = task_tiles * tile;
-  const std::int64_t row_tasks = ceil_div(rows, task_rows);
-  const std::int64_t panel_stride = padded(kPanelWidth * kWeightTokens);
-  const std::int64_t tile_stride = padded(tile_width(isa) * kWeightTokens);
-  const std::int64_t panel_floats = kWeightColumns / kPanelWidth * panel_stride;
-  const std::int64_t block_floats = panel_floats + task_tiles * tile_stride;
-  impl.reserve(Scratch::rounded(static_cast<std::size_t>(2 * block_floats) * sizeof(float)));
-  impl.run(row_tasks * ceil_div(columns, kWeightColumns), [&](std::int64_t task, Scratch& scratch) {
-    float* block = scratch.take<float>(2 * block_floats);
-    float* other = block + block_floats;
-    const std::int64_t row_begin = task % row_tasks * task_rows;
-    const std::int64_t column = task / row_tasks * kWeightColumns;
-    const std::int64_t own_rows = std::min(task_rows, rows - row_begin);
-    const std::int64_t own_columns = std::min(kWeightColumns, columns - column);
-    const std::int64_t tiles = ceil_div(own_rows, tile),
-                       panels = ceil_div(own_columns, kPanelWidth);
+namespace {
+
+// Rows of a rectangle of dw: whole tiles.
+std::int64_t rectangle_rows(std::int64_t tile) { return ceil_div(kWeightRows, tile) * tile; }
+
+// Tokens of a part, whole blocks, by the shape alone.
+std::int64_t weight_part_tokens(std::int64_t rectangles, std::int64_t tokens) {
+  const std::int64_t parts =
+      std::clamp<std::int64_t>(tokens / kWeightPartTokens, 1, ceil_div(kWeightTasks, rectangles));
+  return std::max<std::int64_t>(1, ceil_div(ceil_div(tokens, parts), kWeightTokens)) *
+         kWeightTokens;
+}
+
+// A rectangle of the sum over some tokens, block by block: every tile takes the block's sum while
+// the next block is packed.
+struct WeightTask {
+  WeightTask(Isa isa, std::int64_t rows, std::int64_t columns)
+      : isa(isa),
+        tile(tile_rows(isa)),
+        rows(rows),
+        columns(columns),
+        tiles(ceil_div(rows, tile)),
+        panels(ceil_div(columns, kPanelWidth)),
+        panel_stride(padded(kPanelWidth * kWeightTokens)),
+        tile_stride(padded(tile_width(isa) * kWeightTokens)),
+        block_floats(panels * panel_stride + tiles * tile_stride) {}
+
+  std::int64_t scratch_floats() const { return 2 * block_floats; }
+
+  // sum [rows, columns] += dy^T x, or = where it is `fresh`.
+  void run(View<const float, 2> dy, View<const float, 2> x, View<float, 2> sum, bool fresh,
+           float* scratch) const {
+    const std::int64_t tokens = x.extent[0];
+    float *block = scratch, *other = scratch + block_floats;
     PackAhead pack[2];
     const auto start = [&](std::int64_t begin, float* to) {
       const std::int64_t count = std::min(kWeightTokens, tokens - begin);
-      pack[0] =
-          into_tiles(isa, dy, begin, count, row_begin, own_rows, to + panel_floats, tile_stride);
-      pack[1] = into_panels(x, begin, count, column, own_columns, to, panel_stride);
+      pack[0] = into_tiles(isa, dy, begin, count, 0, rows, to + panels * panel_stride, tile_stride);
+      pack[1] = into_panels(x, begin, count, 0, columns, to, panel_stride);
       // Tiles alternate between the two matrices, so each has half of the steps.
       const std::int64_t steps =
           std::max<std::int64_t>(1, tiles / 2) * panels * ceil_div(kWeightTokens, kFetchInner);
@@ -252,20 +261,76 @@ void linear_backward_weight(Context& context, View<const float, 2> dy, View<cons
       start(std::min(begin + inner, tokens), other);
       for (std::int64_t i = 0; i < tiles; ++i) {
         RowTile t;
-        t.a = block + panel_floats + i * tile_stride;
-        t.rows = std::min(tile, own_rows - i * tile);
+        t.a = block + panels * panel_stride + i * tile_stride;
+        t.rows = std::min(tile, rows - i * tile);
         t.inner = inner;
         t.panel_stride = panel_stride;
         t.b = block;
-        t.columns = own_columns;
-        t.c = dw(row_begin + i * tile, column);
-        t.c_stride = dw.stride[0];
-        t.sum = TileSum::kAdd;
+        t.columns = columns;
+        t.c = sum(i * tile);
+        t.c_stride = sum.stride[0];
+        t.sum = fresh && begin == 0 ? TileSum::kAssign : TileSum::kAdd;
         t.pack = &pack[i % 2];
         multiply_tile(isa, TileLayout::kInnerMajor, t);
       }
       finish();
       std::swap(block, other);
+    }
+  }
+
+  Isa isa;
+  std::int64_t tile, rows, columns, tiles, panels, panel_stride, tile_stride, block_floats;
+};
+
+View<const float, 2> part_of(View<const float, 2> matrix, std::int64_t row, std::int64_t rows,
+                             std::int64_t column, std::int64_t columns) {
+  return {matrix(row, column), {rows, columns}, matrix.stride};
+}
+
+}  // namespace
+
+std::size_t linear_backward_weight_bytes(std::int64_t n, std::int64_t k) {
+  return static_cast<std::size_t>((kWeightTasks - 1) * n * k) * sizeof(float);
+}
+
+void linear_backward_weight(Context& context, View<const float, 2> dy, View<const float, 2> x,
+                            View<float, 2> dw) {
+  const char* op = "linear_backward_weight";
+  check(x.extent[0] == dy.extent[0], op, "the rows of x", dy.extent[0], x.extent[0]);
+  check(dw.extent[0] == dy.extent[1], op, "the rows of dw", dy.extent[1], dw.extent[0]);
+  check(dw.extent[1] == x.extent[1], op, "the columns of dw", x.extent[1], dw.extent[1]);
+  const std::int64_t tokens = x.extent[0], rows = dw.extent[0], columns = dw.extent[1];
+  if (rows == 0 || columns == 0) return;
+  Context::Impl& impl = context.impl();
+  const Isa isa = context.isa();
+  const std::int64_t task_rows = rectangle_rows(tile_rows(isa));
+  const std::int64_t row_tasks = ceil_div(rows, task_rows);
+  const std::int64_t rectangles = row_tasks * ceil_div(columns, kWeightColumns);
+  const std::int64_t part_tokens = weight_part_tokens(rectangles, tokens);
+  const std::int64_t parts = std::max<std::int64_t>(1, ceil_div(tokens, part_tokens));
+  // The first part goes to dw, the others to sums of their own that are added in order.
+  float* sums = parts > 1 ? impl.shared<float>((parts - 1) * rows * columns) : nullptr;
+  const WeightTask largest(isa, std::min(rows, task_rows), std::min(columns, kWeightColumns));
+  impl.reserve(
+      Scratch::rounded(static_cast<std::size_t>(largest.scratch_floats()) * sizeof(float)));
+  impl.run(rectangles * parts, [&](std::int64_t task, Scratch& scratch) {
+    const std::int64_t part = task / rectangles, rectangle = task % rectangles;
+    const std::int64_t row = rectangle % row_tasks * task_rows;
+    const std::int64_t column = rectangle / row_tasks * kWeightColumns;
+    const std::int64_t first = std::min(part * part_tokens, tokens);
+    const std::int64_t count = std::min(part_tokens, tokens - first);
+    const WeightTask w(isa, std::min(task_rows, rows - row),
+                       std::min(kWeightColumns, columns - column));
+    const View<float, 2> sum =
+        part == 0 ? dw : View<float, 2>(sums + (part - 1) * rows * columns, {rows, columns});
+    w.run(part_of(dy, first, count, row, w.rows), part_of(x, first, count, column, w.columns),
+          {sum(row, column), {w.rows, w.columns}, sum.stride}, part != 0,
+          scratch.take<float>(w.scratch_floats()));
+  });
+  if (parts == 1) return;
+  impl.run(rows, [&](std::int64_t row, Scratch&) {
+    for (std::int64_t part = 1; part < parts; ++part) {
+      add_to(isa, sums + ((part - 1) * rows + row) * columns, dw(row), columns);
     }
   });
 }

@@ -36,9 +36,11 @@ void linear(Context& context, View<const float, 2> x, const PackedMatrix& w, Vie
 // dx [M, K] = dy [M, N] W, plus dx if accumulate. W [N, K] unpacked.
 void linear_backward_input(Context& context, View<const float, 2> dy, View<const float, 2> w,
                            View<float, 2> dx, bool accumulate = false);
-// dw [N, K] += dy [M, N]^T x [M, K]. The sum over rows is cut into fixed blocks of rows, so it does
-// not depend on the thread count.
+// dw [N, K] += dy [M, N]^T x [M, K]. The sum over rows is cut into blocks and parts by the shape
+// alone, so it does not depend on the thread count.
 void linear_backward_weight(Context& context, View<const float, 2> dy, View<const float, 2> x,
                             View<float, 2> dw);
+// Memory that it shares between threads, at most.
+std::size_t linear_backward_weight_bytes(std::int64_t n, std::int64_t k);
 
 }  // namespace ouzel
