@@ -18,7 +18,7 @@ TEST(Golden, ReferencesAgreeToFloat64) {
     expect_golden(f, *results, kFloat64);
     ++files;
   }
-  EXPECT_GE(files, 60);
+  EXPECT_GE(files, 100);
 }
 
 TEST(Golden, OperatorsAgreeToFloat32) {
@@ -27,7 +27,8 @@ TEST(Golden, OperatorsAgreeToFloat32) {
     for (const std::string& path : golden_files(kFolder)) {
       SCOPED_TRACE(testing::Message() << name_of(isa) << " " << path);
       const GoldenFile f = load_golden(path);
-      expect_golden(f, run(context, table_call_of(f).value()), bounds_on(isa, kFloat32));
+      const std::optional<Call> call = table_call_of(f);
+      if (call) expect_golden(f, run(context, *call), bounds_on(isa, kFloat32));
     }
   }
 }
