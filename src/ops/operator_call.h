@@ -1,4 +1,6 @@
-// One call of an operator of the table, as its row sees it: tensors by name, attributes, sizes.
+// One call of an operator of the table. Who calls: makes it (everything is checked), puts memory to
+// the results that are wanted, runs it. The row that it runs sees tensors by name, attributes,
+// sizes.
 #pragma once
 
 #include <cstdint>
@@ -16,33 +18,48 @@ namespace ouzel {
 
 class OperatorCall {
  public:
+  // --- for who calls
+  // `info` and `attributes` must outlive the call, as must the memory of `tensors`: see
+  // run_operator. Throws Error(kInvalidArgument).
+  OperatorCall(const OperatorInfo& info, const Attributes& attributes,
+               const std::map<std::string, ConstTensor>& tensors, bool backward,
+               const Segments* segments = nullptr);
+  OperatorCall(const OperatorCall&) = delete;
+  OperatorCall& operator=(const OperatorCall&) = delete;
+
+  // All that the call can give, in the table's order. The first output has the type of the first
+  // input, a gradient that of its input, others are float32.
+  const std::vector<ResultInfo>& results() const { return results_; }
+  // Where a result goes; those without memory are not wanted. float32, bfloat16 or float16, any
+  // strides; written straight if float32 with unit last stride. Memory must not overlap any other
+  // tensor's of the call, except that a final state may be its initial state. Throws
+  // Error(kInvalidArgument).
+  void put(const std::string& result, const Tensor& memory);
+  // Once.
+  void run(Context& context);
+
+  // --- for the row, while it runs
   const std::string& name() const { return info_.name; }
-  Context& context() const { return context_; }
+  Context& context() const { return *context_; }
   const Attributes& attributes() const { return attributes_; }
   bool backward() const { return backward_; }
   // Given, or from `cu_seqlens`; null: every batch row is a sequence.
   const Segments* segments() const { return segments_ ? &*segments_ : nullptr; }
 
-  // By name; absent where the call has none: an optional input that was not given, the gradient of
-  // such an input or of a forward call, an output that the attributes rule out.
+  // By name, with the table's type and unit last stride; absent where the call has none: an
+  // optional input that was not given, the gradient of such an input or of a forward call, an
+  // output that the attributes rule out, a result that is not wanted (the first output always is).
   ConstTensor in(const std::string& name) const { return get(in_, name); }
   Tensor out(const std::string& name) const { return get(out_, name); }
   // The value of a letter of the table, after all inputs have been seen.
   std::int64_t extent(const std::string& letter) const { return extents_.at(letter).value; }
 
  private:
-  friend std::vector<NamedArray> run_operator(Context& context, const OperatorInfo& info,
-                                              const Attributes& attributes,
-                                              const std::map<std::string, ConstTensor>& tensors,
-                                              bool backward, const Segments* segments);
   struct Extent {
     std::int64_t value = 0;
     std::string from;  // the tensor that fixed it
   };
 
-  OperatorCall(Context& context, const OperatorInfo& info, const Attributes& attributes,
-               const std::map<std::string, ConstTensor>& tensors, bool backward,
-               const Segments* segments);
   template <class T>
   static T get(const std::map<std::string, T>& map, const std::string& name) {
     const auto found = map.find(name);
@@ -56,16 +73,19 @@ class OperatorCall {
   std::optional<std::int64_t> resolve(const std::string& letter);
   std::string expected(const TensorInfo& info);
   std::vector<std::int64_t> shape_of(const TensorInfo& info);
+  void list_results();
 
-  Context& context_;
+  Context* context_ = nullptr;
   const OperatorInfo& info_;
   const Attributes& attributes_;
   bool backward_;
   std::optional<Segments> segments_;
   std::map<std::string, Extent> extents_;
   std::map<std::string, ConstTensor> in_;  // inputs and gradients from above
-  Array no_gradient_;                      // zeros for the first output where only others have one
-  std::map<std::string, Tensor> out_;      // outputs and gradients of inputs
+  std::map<std::string, DType> types_;     // of these, in the table
+  std::vector<ResultInfo> results_;
+  Array no_gradient_;                  // zeros for the first output where only others have one
+  std::map<std::string, Tensor> out_;  // outputs and gradients of inputs
 };
 
 }  // namespace ouzel

@@ -9,6 +9,7 @@
 
 #include "ouzel/error.h"
 #include "src/base/text.h"
+#include "src/ops/copy_tensor.h"
 #include "src/ops/operator_call.h"
 
 namespace ouzel {
@@ -101,9 +102,19 @@ std::string describe(const ConstTensor& tensor) {
   return fmt::format("{} {}", name_of(tensor.dtype), shape_string(tensor));
 }
 
-bool has_unit_stride(const ConstTensor& tensor) {
-  const auto last = static_cast<std::size_t>(tensor.rank - 1);
-  return tensor.rank == 0 || tensor.extent[last] <= 1 || tensor.stride[last] == 1;
+bool is_half(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
+
+// Whether a row of the table can work on it as it is.
+bool is_plain(const ConstTensor& tensor, DType dtype) {
+  const auto last = static_cast<std::size_t>(std::max(tensor.rank - 1, 0));
+  return tensor.dtype == dtype && (tensor.extent[last] <= 1 || tensor.stride[last] == 1) &&
+         reinterpret_cast<std::uintptr_t>(tensor.data) %
+                 static_cast<std::uintptr_t>(size_of(dtype)) ==
+             0;
+}
+
+std::vector<std::int64_t> shape_vector(const ConstTensor& tensor) {
+  return {tensor.extent.begin(), tensor.extent.begin() + tensor.rank};
 }
 
 // Numbers of tokens may be 0; numbers of heads, features and sequences may not.
@@ -209,10 +220,10 @@ Array::Array(const std::vector<std::int64_t>& shape, DType dtype) {
   }
 }
 
-OperatorCall::OperatorCall(Context& context, const OperatorInfo& info, const Attributes& attributes,
+OperatorCall::OperatorCall(const OperatorInfo& info, const Attributes& attributes,
                            const std::map<std::string, ConstTensor>& tensors, bool backward,
                            const Segments* segments)
-    : context_(context), info_(info), attributes_(attributes), backward_(backward) {
+    : info_(info), attributes_(attributes), backward_(backward) {
   check_names(tensors);
   if (segments != nullptr) {
     segments_ = *segments;
@@ -229,6 +240,7 @@ OperatorCall::OperatorCall(Context& context, const OperatorInfo& info, const Att
     }
   }
   if (segments_ && segments == nullptr) check_packing();
+  list_results();
   if (!backward) return;
   bool any = false;
   for (const TensorInfo& output : info.outputs) {
@@ -337,9 +349,10 @@ std::string OperatorCall::expected(const TensorInfo& info) {
 
 void OperatorCall::take(const TensorInfo& info, const std::string& name,
                         const ConstTensor& tensor) {
-  if (tensor.dtype != info.dtype || !has_unit_stride(tensor)) {
-    refuse(fmt::format("{}: {} is {}; {} with unit last stride was expected", info_.name, name,
-                       describe(tensor), name_of(info.dtype)));
+  const bool wide = info.dtype == DType::kF64;
+  if (tensor.dtype != info.dtype && !(wide ? tensor.dtype == DType::kF32 : is_half(tensor.dtype))) {
+    refuse(fmt::format("{}: {} is {}; {} was expected", info_.name, name, describe(tensor),
+                       wide ? "F64 or F32" : "F32, BF16 or F16"));
   }
   const auto fits = [&](const std::vector<std::string>& letters) {
     if (static_cast<int>(letters.size()) != tensor.rank) return false;
@@ -362,6 +375,7 @@ void OperatorCall::take(const TensorInfo& info, const std::string& name,
                          *n, kMaxSequences));
     }
     in_[name] = tensor;
+    types_[name] = info.dtype;
     return;
   }
   refuse(fmt::format("{}: {} has shape {}; expected {}", info_.name, name, shape_string(tensor),
@@ -376,26 +390,88 @@ std::vector<std::int64_t> OperatorCall::shape_of(const TensorInfo& info) {
   return shape;
 }
 
+void OperatorCall::list_results() {
+  const auto narrowed = [](const ConstTensor& like, DType dtype) {
+    return like.present() && is_half(like.dtype) ? like.dtype : dtype;
+  };
+  for (const TensorInfo& output : info_.outputs) {
+    if (!attributes_.hold(output.when)) continue;
+    const bool first = &output == &info_.outputs.front();
+    results_.push_back(
+        {output.name, false, false,
+         first ? narrowed(in(info_.inputs.front().name), output.dtype) : output.dtype,
+         shape_of(output)});
+  }
+  if (!backward_) return;
+  for (const TensorInfo& input : info_.inputs) {
+    const ConstTensor given = in(input.name);
+    if (input.gradient.empty() || !given.present()) continue;
+    const bool is_weight = input.shape.find_first_of("BN") == std::string::npos;
+    results_.push_back(
+        {input.gradient, true, is_weight, narrowed(given, input.dtype), shape_vector(given)});
+  }
+}
+
+void OperatorCall::put(const std::string& result, const Tensor& memory) {
+  const auto row = std::find_if(results_.begin(), results_.end(),
+                                [&](const ResultInfo& info) { return info.name == result; });
+  if (row == results_.end()) {
+    std::vector<std::string> names;
+    for (const ResultInfo& info : results_) names.push_back(info.name);
+    const std::string near = did_you_mean(result, names);
+    refuse(fmt::format("this call of {} does not give '{}'{}{} It gives {}", info_.name,
+                       printable(result), near, near.empty() ? "." : "", joined(names)));
+  }
+  if (shape_vector(memory) != row->shape ||
+      (memory.dtype != DType::kF32 && !is_half(memory.dtype))) {
+    refuse(fmt::format("{}: the memory for {} is {}; F32, BF16 or F16 [{}] was expected",
+                       info_.name, result, describe(memory), fmt::join(row->shape, ", ")));
+  }
+  for (std::size_t i = 0; i < row->shape.size(); ++i) {
+    if (row->shape[i] > 1 && memory.stride[i] == 0) {
+      refuse(
+          fmt::format("{}: the memory for {} has stride 0 along axis {}: its elements would "
+                      "overwrite each other",
+                      info_.name, result, i));
+    }
+  }
+  out_[result] = memory;
+}
+
+void OperatorCall::run(Context& context) {
+  context_ = &context;
+  std::vector<Array> converted;
+  for (auto& [name, tensor] : in_) {
+    if (is_plain(tensor, types_[name])) continue;
+    converted.emplace_back(shape_vector(tensor), types_[name]);
+    copy_tensor(context, tensor, converted.back().tensor);
+    tensor = converted.back().tensor;
+  }
+  // What is not written straight: gradients of weights are added to, so they begin at zero.
+  std::vector<std::pair<Tensor, Tensor>> back;
+  for (const ResultInfo& result : results_) {
+    const Tensor wanted = out(result.name);
+    const bool first = &result == &results_.front();
+    if (wanted.present() ? is_plain(wanted, DType::kF32) && !result.is_weight : !first) continue;
+    converted.emplace_back(result.shape);
+    out_[result.name] = converted.back().tensor;
+    if (wanted.present()) back.emplace_back(out_[result.name], wanted);
+  }
+  info_.run(*this);
+  for (const auto& [from, to] : back) copy_tensor(context, from, to);
+}
+
 std::vector<NamedArray> run_operator(Context& context, const OperatorInfo& info,
                                      const Attributes& attributes,
                                      const std::map<std::string, ConstTensor>& tensors,
                                      bool backward, const Segments* segments) {
-  OperatorCall call(context, info, attributes, tensors, backward, segments);
+  OperatorCall call(info, attributes, tensors, backward, segments);
   std::vector<NamedArray> results;
-  const auto add = [&](const std::string& name, bool is_gradient,
-                       const std::vector<std::int64_t>& shape) {
-    results.push_back({name, is_gradient, Array(shape)});
-    call.out_[name] = results.back().array.tensor;
-  };
-  for (const TensorInfo& output : info.outputs) {
-    if (attributes.hold(output.when)) add(output.name, false, call.shape_of(output));
+  for (const ResultInfo& result : call.results()) {
+    results.push_back({result.name, result.is_gradient, Array(result.shape)});
+    call.put(result.name, results.back().array.tensor);
   }
-  for (const TensorInfo& input : info.inputs) {
-    const ConstTensor given = call.in(input.name);
-    if (!backward || input.gradient.empty() || !given.present()) continue;
-    add(input.gradient, true, {given.extent.begin(), given.extent.begin() + given.rank});
-  }
-  info.run(call);
+  call.run(context);
   return results;
 }
 

@@ -106,11 +106,23 @@ struct NamedArray {
   Array array;
 };
 
+// What a call gives: an output, or the gradient of an input.
+struct ResultInfo {
+  std::string name;
+  bool is_gradient = false;
+  // The gradient of a weight: it is no row of tokens or sequences.
+  bool is_weight = false;
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+};
+
 // Runs an operator. `tensors`: its inputs and, with `backward`, the gradients of its outputs (one
-// at least; others are zero where absent); of the table's types and unit last stride. `segments`
-// says which rows are sequences where `cu_seqlens` cannot. Returns the outputs and, with
-// `backward`, the gradients of all inputs that were given, in the table's order. Throws
-// Error(kInvalidArgument) naming the tensor, what was expected and what was found.
+// at least; others are zero where absent). Of the table's types; bfloat16 and float16 in place of
+// float32, and float32 in place of float64, are converted, and rows without unit last stride are
+// copied first. `segments` says which rows are sequences where `cu_seqlens` cannot. Returns, as
+// float32, the outputs and, with `backward`, the gradients of all inputs that were given, in the
+// table's order. Throws Error(kInvalidArgument) naming the tensor, what was expected and what was
+// found. To give the memory of results: src/ops/operator_call.h.
 std::vector<NamedArray> run_operator(Context& context, const OperatorInfo& info,
                                      const Attributes& attributes,
                                      const std::map<std::string, ConstTensor>& tensors,

@@ -1,0 +1,107 @@
+#include "src/ops/copy_tensor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "src/base/context_impl.h"
+#include "src/base/half.h"
+
+namespace ouzel {
+namespace {
+
+// Elements of one task: some tens of microseconds.
+constexpr std::int64_t kTaskElements = 1 << 16;
+
+float narrow(float x) { return x; }
+float narrow(double x) { return static_cast<float>(x); }
+float narrow(BFloat16 x) { return to_float(x); }
+float narrow(Float16 x) { return to_float(x); }
+
+template <class To, class From>
+To convert(From x) {
+  if constexpr (std::is_same_v<From, To>) {
+    return x;
+  } else if constexpr (std::is_same_v<To, BFloat16>) {
+    return to_bf16(narrow(x));
+  } else if constexpr (std::is_same_v<To, Float16>) {
+    return to_f16(narrow(x));
+  } else {
+    return To{narrow(x)};
+  }
+}
+
+template <class From, class To>
+void copy_row(const char* from, std::int64_t from_stride, char* to, std::int64_t to_stride,
+              std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    From x;
+    std::memcpy(&x, from + i * from_stride, sizeof(x));
+    const To y = convert<To>(x);
+    std::memcpy(to + i * to_stride, &y, sizeof(y));
+  }
+}
+
+using CopyRow = void (*)(const char*, std::int64_t, char*, std::int64_t, std::int64_t);
+
+template <class From>
+CopyRow copy_row_to(DType to) {
+  switch (to) {
+    case DType::kF64:
+      return copy_row<From, double>;
+    case DType::kBF16:
+      return copy_row<From, BFloat16>;
+    case DType::kF16:
+      return copy_row<From, Float16>;
+    default:
+      return copy_row<From, float>;
+  }
+}
+
+CopyRow copy_row_of(DType from, DType to) {
+  switch (from) {
+    case DType::kF64:
+      return copy_row_to<double>(to);
+    case DType::kBF16:
+      return copy_row_to<BFloat16>(to);
+    case DType::kF16:
+      return copy_row_to<Float16>(to);
+    default:
+      return copy_row_to<float>(to);
+  }
+}
+
+// Address of a row, counted through all axes but the last.
+template <class T>
+auto* row_at(const T& tensor, std::int64_t row) {
+  std::int64_t offset = 0;
+  for (int i = tensor.rank - 1; i-- > 0;) {
+    const auto axis = static_cast<std::size_t>(i);
+    offset += row % tensor.extent[axis] * tensor.stride[axis];
+    row /= tensor.extent[axis];
+  }
+  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(tensor.data)>>,
+                                  const char, char>;
+  return static_cast<Byte*>(tensor.data) + offset * size_of(tensor.dtype);
+}
+
+}  // namespace
+
+void copy_tensor(Context& context, const ConstTensor& from, const Tensor& to) {
+  const std::int64_t size = from.size();
+  if (size == 0) return;
+  const auto last = static_cast<std::size_t>(std::max(from.rank - 1, 0));
+  const std::int64_t columns = from.rank == 0 ? 1 : from.extent[last];
+  const std::int64_t rows = size / columns;
+  const std::int64_t task_rows = std::max<std::int64_t>(1, kTaskElements / columns);
+  const CopyRow copy = copy_row_of(from.dtype, to.dtype);
+  context.impl().run((rows + task_rows - 1) / task_rows, [&](std::int64_t task, Scratch&) {
+    const std::int64_t end = std::min(rows, (task + 1) * task_rows);
+    for (std::int64_t row = task * task_rows; row < end; ++row) {
+      copy(row_at(from, row), from.stride[last] * size_of(from.dtype), row_at(to, row),
+           to.stride[last] * size_of(to.dtype), columns);
+    }
+  });
+}
+
+}  // namespace ouzel

@@ -1,0 +1,13 @@
+// Copies a tensor of floats into another of the same shape, whatever the strides and types.
+#pragma once
+
+#include "ouzel/context.h"
+#include "ouzel/tensor.h"
+
+namespace ouzel {
+
+// float32, bfloat16 or float16 on both sides, float64 also; 16-bit results are rounded to nearest,
+// ties to even. Addresses need no alignment. Memory must not overlap.
+void copy_tensor(Context& context, const ConstTensor& from, const Tensor& to);
+
+}  // namespace ouzel
