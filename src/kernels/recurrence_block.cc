@@ -22,7 +22,6 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = HWY_LANES(float);
 constexpr int kVectors = 2;
-constexpr std::int64_t kSlab = 32;
 constexpr float kLeast = 0x1p-60f;
 // Rows that are read in one sweep: with two vectors each, 16 accumulators of the 32 registers of
 // AVX-512, 8 of the 16 of AVX2.
@@ -152,180 +151,222 @@ HWY_INLINE void sweep_long_writes(const Sweep& a, const V (&w)[kBlock][kVectors]
   }
 }
 
+// One vector of columns each of what a block reads: of rows before row i, and for the diagonal of i
+// itself. `pairs` are the reader's; the state lacks the factor `fold`.
+template <Erase kErase, ColumnDecay kDecay>
+HWY_INLINE V recall(const float* read, const float* pairs, int i, bool diagonal, int j, V fold,
+                    const V (&w)[kBlock][kVectors], const V (&r)[kBlock][kVectors]) {
+  const D d;
+  V x = hn::Load(d, read + i * kSlab + j * kLanes);
+  if constexpr (kDecay != ColumnDecay::kNone) x = hn::Mul(x, fold);
+  OUZEL_UNROLL
+  for (int m = 0; m < kBlock; ++m) {
+    if (m > i || (m == i && !diagonal)) continue;
+    x = hn::MulAdd(hn::Set(d, pairs[pair_of(i, m)]), w[m][j], x);
+    if constexpr (kErase == Erase::kGeneral) {
+      x = hn::MulAdd(hn::Set(d, pairs[kPairs + pair_of(i, m)]), r[m][j], x);
+    }
+  }
+  return x;
+}
+
 // Two vectors of columns from `column` on.
 template <Erase kErase, ColumnDecay kDecay, bool kTwoParts>
-void columns_of(const BlockArgs& a, std::int64_t column) {
-  constexpr int kWriters = kErase == Erase::kGeneral ? 2 : 1;
-  constexpr int kErasers = kErase == Erase::kNone ? 0 : 1;
-  const D d;
-  const V one = hn::Set(d, 1.0f);
-  Sweep sweep;
-  sweep.keys = a.keys;
-  sweep.pitch = a.key_pitch;
-  sweep.state_in = a.state_in + column;
-  sweep.state = a.state + column;
-  if constexpr (kTwoParts) {
-    sweep.low_in = a.low_in + column;
-    sweep.low = a.low + column;
-  }
-  const std::int64_t rest = a.width - column;
-  // What the columns still lack.
-  V fold[kVectors];
-  OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) fold[j] = one;
+struct Columns {
+  static constexpr std::int64_t kErasers = kErase == Erase::kNone ? 0 : 1;
+  static constexpr std::int64_t kReaderPairs = (kErase == Erase::kGeneral ? 2 : 1) * kPairs;
 
-  const std::int64_t blocks = (a.rows + kBlock - 1) / kBlock;
-  for (std::int64_t block = 0; block < blocks; ++block) {
-    if (block == 1) {
-      sweep.state_in = sweep.state;
-      sweep.low_in = sweep.low;
-    }
-    const std::int64_t row = block * kBlock, offset = row * a.key_pitch;
-    const float* pairs = a.pairs + block * (kErasers + a.queries) * kWriters * kPairs;
-
-    std::int64_t first_query = 0;
+  // All that a block reads of the state.
+  static HWY_INLINE void read_state(const BlockArgs& a, const Sweep& sweep, std::int64_t offset,
+                                    float* reads) {
+    std::int64_t query = 0;
     if constexpr (kErase != Erase::kNone && kSweepRows == 2 * kBlock) {
       const float* both[2] = {a.e + offset, a.q + offset};
-      sweep_reads<2>(both, a.key_pitch, a.keys, sweep.state_in, a.reads + column);
-      first_query = 1;
+      sweep_reads<2>(both, a.key_pitch, a.keys, sweep.state_in, reads);
+      query = 1;
     } else if constexpr (kErase != Erase::kNone) {
       const float* e = a.e + offset;
-      sweep_reads<1>(&e, a.key_pitch, a.keys, sweep.state_in, a.reads + column);
+      sweep_reads<1>(&e, a.key_pitch, a.keys, sweep.state_in, reads);
     }
-    for (std::int64_t r = first_query; r < a.queries; ++r) {
-      const float* q = a.q + r * a.query_stride + offset;
+    for (; query < a.queries; ++query) {
+      const float* q = a.q + query * a.query_stride + offset;
       sweep_reads<1>(&q, a.key_pitch, a.keys, sweep.state_in,
-                     a.reads + (kErasers + r) * kBlock * kSlab + column);
+                     reads + (kErasers + query) * kBlock * kSlab);
     }
+  }
 
-    // w[i] goes with k_i, r[i] with b_i; both follow the columns' decays from row to row.
-    V w[kBlock][kVectors], r[kBlock][kVectors];
-    OUZEL_UNROLL
-    for (int i = 0; i < kBlock; ++i) {
-      // What rows before i, and for the diagonal i itself, add to what `reader` reads.
-      const auto recall = [&](std::int64_t reader, bool diagonal, int j) HWY_ATTR {
-        const float* p = pairs + reader * kWriters * kPairs;
-        V x = hn::Load(d, a.reads + (reader * kBlock + i) * kSlab + column + j * kLanes);
-        if constexpr (kDecay != ColumnDecay::kNone) x = hn::Mul(x, fold[j]);
-        OUZEL_UNROLL
-        for (int m = 0; m < i; ++m) {
-          x = hn::MulAdd(hn::Set(d, p[pair_of(i, m)]), w[m][j], x);
-          if constexpr (kErase == Erase::kGeneral) {
-            x = hn::MulAdd(hn::Set(d, p[kPairs + pair_of(i, m)]), r[m][j], x);
-          }
-        }
-        if (diagonal) {
-          x = hn::MulAdd(hn::Set(d, p[pair_of(i, i)]), w[i][j], x);
-          if constexpr (kErase == Erase::kGeneral) {
-            x = hn::MulAdd(hn::Set(d, p[kPairs + pair_of(i, i)]), r[i][j], x);
-          }
-        }
-        return x;
-      };
-      const auto erase = [&]() HWY_ATTR {
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) r[i][j] = recall(0, false, j);
-      };
-      const auto read = [&]() HWY_ATTR {
-        if (row + i >= a.rows || (row + i) % a.rows_per_token != a.rows_per_token - 1) return;
-        const std::int64_t token = (row + i) / a.rows_per_token;
-        for (std::int64_t query = 0; query < a.queries; ++query) {
-          float* out = a.out[query] + token * a.out_stride[query] + column;
-          OUZEL_UNROLL
-          for (int j = 0; j < kVectors; ++j) {
-            store_first(d, recall(kErasers + query, true, j), out + j * kLanes, rest - j * kLanes);
-          }
-        }
-      };
+  static HWY_INLINE void output(const BlockArgs& a, std::int64_t block, int i, std::int64_t column,
+                                const float* reads, const float* pairs, const V (&fold)[kVectors],
+                                const V (&w)[kBlock][kVectors], const V (&r)[kBlock][kVectors]) {
+    const D d;
+    for (std::int64_t query = 0; query < a.queries; ++query) {
+      float* out = a.out[query * a.out_pitch + block * kBlock + i];
+      if (out == nullptr) continue;
+      const std::int64_t reader = kErasers + query;
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
-        w[i][j] = hn::Load(d, a.v + (row + i) * a.value_pitch + column + j * kLanes);
+        const V o =
+            recall<kErase, kDecay>(reads + reader * kBlock * kSlab, pairs + reader * kReaderPairs,
+                                   i, true, j, fold[j], w, r);
+        float* to = out + column + j * kLanes;
+        a.stream ? hn::Stream(o, d, to) : store_first(d, o, to, a.width - column - j * kLanes);
       }
-      if (kErase != Erase::kNone && !a.erase_decayed) erase();
-      if (!a.read_decayed) read();
-      if constexpr (kDecay != ColumnDecay::kNone) {
+    }
+  }
+
+  // Four tokens of the next chunk.
+  static HWY_INLINE void prefetch(const BlockArgs& a, std::int64_t block) {
+    if ((block + 1) * kBlock > kChunk) return;
+    for (std::int64_t i = 0; i < a.prefetch_count; ++i) {
+      const PrefetchColumn& line = a.prefetch[i];
+      for (std::int64_t t = block * kBlock; t < (block + 1) * kBlock; ++t) {
+        __builtin_prefetch(line.first + t * line.stride, 0, 2);
+      }
+    }
+  }
+
+  // Row i: w[i] goes with k_i, r[i] with b_i; those of earlier rows and `fold`, what the columns of
+  // the state lack, follow the columns' decays.
+  static HWY_INLINE void substitute(const BlockArgs& a, std::int64_t block, int i,
+                                    std::int64_t column, const float* reads, const float* pairs,
+                                    V (&fold)[kVectors], V (&w)[kBlock][kVectors],
+                                    V (&r)[kBlock][kVectors]) {
+    const D d;
+    const std::int64_t row = block * kBlock + i, at = row * a.value_pitch + column;
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) w[i][j] = hn::Load(d, a.v + at + j * kLanes);
+    if constexpr (kErase != Erase::kNone) {
+      if (!a.erase_decayed) {
         OUZEL_UNROLL
         for (int j = 0; j < kVectors; ++j) {
-          const V factor =
-              kDecay == ColumnDecay::kSame
-                  ? hn::Set(d, a.column_decay[row + i])
-                  : hn::Load(d, a.column_decay + (row + i) * a.value_pitch + column + j * kLanes);
-          fold[j] = hn::Mul(fold[j], factor);
-          OUZEL_UNROLL
-          for (int m = 0; m < i; ++m) {
-            w[m][j] = hn::Mul(w[m][j], factor);
-            if constexpr (kErase == Erase::kGeneral) r[m][j] = hn::Mul(r[m][j], factor);
-          }
+          r[i][j] = recall<kErase, kDecay>(reads, pairs, i, false, j, fold[j], w, r);
         }
       }
-      if (kErase != Erase::kNone && a.erase_decayed) erase();
-      if constexpr (kErase == Erase::kCollinear) {
+    }
+    if (!a.read_decayed) output(a, block, i, column, reads, pairs, fold, w, r);
+    if constexpr (kDecay != ColumnDecay::kNone) {
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        const V factor = kDecay == ColumnDecay::kSame
+                             ? hn::Set(d, a.column_decay[row])
+                             : hn::Load(d, a.column_decay + at + j * kLanes);
+        fold[j] = hn::Mul(fold[j], factor);
         OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          const V c = a.strength_per_value
-                          ? hn::Load(d, a.c + (row + i) * a.value_pitch + column + j * kLanes)
-                          : hn::Set(d, a.c[row + i]);
+        for (int m = 0; m < kBlock; ++m) {
+          if (m >= i) continue;
+          w[m][j] = hn::Mul(w[m][j], factor);
+          if constexpr (kErase == Erase::kGeneral) r[m][j] = hn::Mul(r[m][j], factor);
+        }
+      }
+    }
+    if constexpr (kErase != Erase::kNone) {
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        if (a.erase_decayed) {
+          r[i][j] = recall<kErase, kDecay>(reads, pairs, i, false, j, fold[j], w, r);
+        }
+        if constexpr (kErase == Erase::kCollinear) {
+          const V c =
+              a.strength_per_value ? hn::Load(d, a.c + at + j * kLanes) : hn::Set(d, a.c[row]);
           w[i][j] = hn::NegMulAdd(c, r[i][j], w[i][j]);
         }
       }
-      if (a.read_decayed) read();
     }
+    if (a.read_decayed) output(a, block, i, column, reads, pairs, fold, w, r);
+  }
 
-    sweep.k = a.k + offset;
-    sweep.b = kErase == Erase::kGeneral ? a.b + offset : nullptr;
+  // All that a block writes to the state. `last` of its chunk: no factor stays behind.
+  static HWY_INLINE void write_state(const BlockArgs& a, Sweep& sweep, std::int64_t block,
+                                     bool last, std::int64_t column, V (&fold)[kVectors],
+                                     V (&w)[kBlock][kVectors], V (&r)[kBlock][kVectors]) {
+    const D d;
+    const V one = hn::Set(d, 1.0f);
+    sweep.k = a.k + block * kBlock * a.key_pitch;
+    if constexpr (kErase == Erase::kGeneral) sweep.b = a.b + block * kBlock * a.key_pitch;
     const bool leave_keys = a.leaves != nullptr && a.leaves[block];
-    sweep.leave = leave_keys ? a.leave + block * a.key_pitch : nullptr;
+    if (leave_keys) sweep.leave = a.leave + block * a.key_pitch;
+    bool leave_columns = false;
+    if constexpr (kDecay != ColumnDecay::kNone) {
+      leave_columns =
+          last || !hn::AllFalse(d, hn::Lt(hn::Min(fold[0], fold[1]), hn::Set(d, kLeast)));
+    }
     if constexpr (kTwoParts) {
-      sweep.leave_minus_1 = leave_keys ? a.leave_minus_1 + block * a.key_pitch : nullptr;
       V minus_1[kVectors];
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
-        if constexpr (kDecay == ColumnDecay::kNone) {
-          minus_1[j] = hn::Zero(d);
-        } else if constexpr (kDecay == ColumnDecay::kSame) {
+        minus_1[j] = hn::Zero(d);
+        if constexpr (kDecay == ColumnDecay::kSame) {
           minus_1[j] = hn::Set(d, a.column_leave_minus_1[block]);
-        } else {
+        } else if constexpr (kDecay == ColumnDecay::kPerValue) {
           minus_1[j] =
               hn::Load(d, a.column_leave_minus_1 + block * a.value_pitch + column + j * kLanes);
         }
       }
+      sweep.leave = leave_keys ? a.leave + block * a.key_pitch : nullptr;
+      sweep.leave_minus_1 = leave_keys ? a.leave_minus_1 + block * a.key_pitch : nullptr;
       sweep_long_writes(sweep, w, fold, minus_1);
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) fold[j] = one;
-      continue;
-    }
-    bool leave_columns = false;
-    if constexpr (kDecay != ColumnDecay::kNone) {
-      leave_columns = block + 1 == blocks ||
-                      !hn::AllFalse(d, hn::Lt(hn::Min(fold[0], fold[1]), hn::Set(d, kLeast)));
-    }
-    if (leave_columns) {
+      leave_columns = true;
+    } else if (leave_columns) {
       leave_keys ? sweep_writes<kErase, true, true>(sweep, w, r, fold)
                  : sweep_writes<kErase, false, true>(sweep, w, r, fold);
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) fold[j] = one;
-      continue;
-    }
-    if constexpr (kDecay != ColumnDecay::kNone) {
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        const V inverse = hn::Div(one, fold[j]);
+    } else {
+      if constexpr (kDecay != ColumnDecay::kNone) {
         OUZEL_UNROLL
-        for (int i = 0; i < kBlock; ++i) {
-          w[i][j] = hn::Mul(w[i][j], inverse);
-          if constexpr (kErase == Erase::kGeneral) r[i][j] = hn::Mul(r[i][j], inverse);
+        for (int j = 0; j < kVectors; ++j) {
+          const V inverse = hn::Div(one, fold[j]);
+          OUZEL_UNROLL
+          for (int i = 0; i < kBlock; ++i) {
+            w[i][j] = hn::Mul(w[i][j], inverse);
+            if constexpr (kErase == Erase::kGeneral) r[i][j] = hn::Mul(r[i][j], inverse);
+          }
         }
       }
+      leave_keys ? sweep_writes<kErase, true, false>(sweep, w, r, fold)
+                 : sweep_writes<kErase, false, false>(sweep, w, r, fold);
     }
-    leave_keys ? sweep_writes<kErase, true, false>(sweep, w, r, fold)
-               : sweep_writes<kErase, false, false>(sweep, w, r, fold);
+    if (leave_columns) {
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) fold[j] = one;
+    }
   }
-}
+
+  static void run(const BlockArgs& a, std::int64_t column) {
+    const D d;
+    Sweep sweep = {};
+    sweep.keys = a.keys;
+    sweep.pitch = a.key_pitch;
+    sweep.state_in = a.state_in + column;
+    sweep.state = a.state + column;
+    if constexpr (kTwoParts) {
+      sweep.low_in = a.low_in + column;
+      sweep.low = a.low + column;
+    }
+    float* reads = a.reads + column;
+    V fold[kVectors];
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) fold[j] = hn::Set(d, 1.0f);
+    for (std::int64_t block = 0; block < a.blocks; ++block) {
+      const float* pairs = a.pairs + block * (kErasers + a.queries) * kReaderPairs;
+      read_state(a, sweep, block * kBlock * a.key_pitch, reads);
+      V w[kBlock][kVectors], r[kBlock][kVectors];
+      OUZEL_UNROLL
+      for (int i = 0; i < kBlock; ++i) {
+        OUZEL_UNROLL
+        for (int j = 0; j < kVectors; ++j) r[i][j] = hn::Zero(d);
+        substitute(a, block, i, column, reads, pairs, fold, w, r);
+      }
+      prefetch(a, block);
+      write_state(a, sweep, block, block + 1 == a.blocks, column, fold, w, r);
+      sweep.state_in = sweep.state;
+      sweep.low_in = sweep.low;
+    }
+  }
+};
 
 template <Erase kErase, ColumnDecay kDecay, bool kTwoParts>
 void slab(const BlockArgs& a) {
   for (std::int64_t column = 0; column < a.width; column += kVectors * kLanes) {
-    columns_of<kErase, kDecay, kTwoParts>(a, column);
+    Columns<kErase, kDecay, kTwoParts>::run(a, column);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "ouzel/context.h"
+#include "src/kernels/recurrence.h"
 
 namespace ouzel {
 
@@ -57,7 +58,7 @@ void fold_key_rows(Isa isa, const KeyRowsArgs& args);
 
 // A chunk through a slab.
 struct BlockArgs {
-  std::int64_t rows = 0, rows_per_token = 1;
+  std::int64_t blocks = 0;
   std::int64_t keys = 0, key_pitch = 0, value_pitch = 0;
   // [keys, filled up to an even number][32], before and after; may be the same.
   const float* state_in = nullptr;
@@ -86,10 +87,16 @@ struct BlockArgs {
   bool decay_per_value = false;
   const float* column_leave_minus_1 = nullptr;  // [blocks] or [blocks][value_pitch], in two parts
 
-  float* reads = nullptr;       // [1 + queries][4][32], scratch
-  float* const* out = nullptr;  // [queries]: rows of `width` numbers, one a token
-  const std::int64_t* out_stride = nullptr;
+  float* reads = nullptr;  // [1 + queries][4][32], scratch
+  // [queries][out_pitch]: where a row's output goes, `width` numbers, or null: it is not read.
+  float* const* out = nullptr;
+  std::int64_t out_pitch = 0;
   std::int64_t width = 0;
+  bool stream = false;  // out past the caches: rows of whole lines; see finish_streams
+  // Columns of cache lines of the next 64 tokens, a line a token, that are brought into the
+  // second-level cache meanwhile.
+  const PrefetchColumn* prefetch = nullptr;
+  std::int64_t prefetch_count = 0;
 };
 void recurrence_block(Isa isa, const BlockArgs& args);
 

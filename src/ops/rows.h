@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "src/kernels/recurrence.h"
 #include "src/ops/law.h"
 
 namespace ouzel {
@@ -66,6 +67,17 @@ class RowSource {
   // tokens (may be negative).
   virtual float* output(std::int64_t r, std::int64_t first, std::int64_t column,
                         std::int64_t& stride) = 0;
+  // Whether outputs go past the caches, because they are larger: rows and the columns of a task
+  // must then be whole cache lines.
+  virtual bool streams() const { return false; }
+  // Columns of cache lines, a line a token, that pack will read of 64 tokens from `first` on: at
+  // most `most` into `lines`, returns how many. They are fetched while the chunk before is
+  // computed.
+  virtual std::int64_t prefetch(std::int64_t first, std::int64_t column, std::int64_t columns,
+                                PrefetchColumn* lines, std::int64_t most) const {
+    (void)first, (void)column, (void)columns, (void)lines, (void)most;
+    return 0;
+  }
   // Called when the outputs of a chunk stand, for what a law adds to them (a skip).
   virtual void finish(std::int64_t first, std::int64_t tokens, std::int64_t column,
                       std::int64_t columns) {

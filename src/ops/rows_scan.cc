@@ -118,8 +118,7 @@ class Scan {
     reads_ = take(true, (kind.queries + erase_) * kBlock * kSlab);
     state_ = memory.template take<float*>(slabs_ + 1);
     state_memory_ = take(true, (slabs_ + 1) * slab_state());
-    out_ = memory.template take<float*>(kind.queries);
-    out_stride_ = memory.template take<std::int64_t>(kind.queries);
+    out_ = memory.template take<float*>(kind.queries * rows);
     row_out_ = take(true, kind.queries * kSlab);
   }
 
@@ -137,12 +136,14 @@ class Scan {
   std::int64_t slab_state() const { return erase_ ? half_ : 2 * half_; }
   std::int64_t rows() const { return rows_.tokens * kind_.rows_per_token; }
   std::int64_t blocks() const { return (rows() + kBlock - 1) / kBlock; }
+  std::int64_t out_pitch() const { return kChunk * kind_.rows_per_token; }
   bool in_two_parts() const { return !erase_ && position_ >= kLongSum; }
 
   void pad() const;
   void spread_queries() const;
   bool prepare_columns() const;
   bool prepare_keys() const;
+  void locate_outputs(RowSource& source, std::int64_t first, std::int64_t column) const;
   void run_slab(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
                 bool resets);
   void run_rows(std::int64_t slab) const;
@@ -168,11 +169,13 @@ class Scan {
   float *q_rows_, *key_decay_, *k_folded_, *e_folded_, *b_folded_;
   float *leave_, *leave_minus_1_, *missing_, *column_decay_, *column_leave_minus_1_, *pairs_;
   bool* leaves_;
+  static constexpr std::int64_t kMaxPrefetch = 128;
+  PrefetchColumn prefetch_[kMaxPrefetch];
+  std::int64_t prefetch_count_ = 0;
   float *reads_, *row_out_;
   float** state_;  // [slabs], and one to spare
   float* state_memory_;
-  float** out_;
-  std::int64_t* out_stride_;
+  float** out_;  // [queries][rows of a full chunk]: where outputs go, null for rows not read
 };
 
 void Scan::begin(Isa isa, const StateMemory<const float>& initial, std::int64_t position) {
@@ -299,6 +302,10 @@ void Scan::run(RowSource& source, std::int64_t first, std::int64_t tokens, std::
   rows_.tokens = tokens;
   source.pack(first, column, columns_, rows_);
   pad();
+  prefetch_count_ = 0;
+  if (first + 2 * kChunk <= source.tokens()) {
+    prefetch_count_ = source.prefetch(first + kChunk, column, columns_, prefetch_, kMaxPrefetch);
+  }
   const bool column_resets = prepare_columns();
   const bool key_resets = prepare_keys();
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
@@ -308,15 +315,24 @@ void Scan::run(RowSource& source, std::int64_t first, std::int64_t tokens, std::
   position_ += tokens;
 }
 
+void Scan::locate_outputs(RowSource& source, std::int64_t first, std::int64_t column) const {
+  const std::int64_t n = kind_.rows_per_token;
+  std::fill_n(out_, kind_.queries * out_pitch(), nullptr);
+  for (std::int64_t r = 0; r < kind_.queries; ++r) {
+    std::int64_t stride = 0;
+    float* o = source.output(r, first, column, stride);
+    for (std::int64_t t = 0; t < rows_.tokens; ++t) {
+      out_[r * out_pitch() + (t + 1) * n - 1] = o + t * stride;
+    }
+  }
+}
+
 void Scan::run_slab(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
                     bool resets) {
   const bool per_key = kind_.decay_per_key, spread = kind_.rows_per_token > 1;
-  for (std::int64_t r = 0; r < kind_.queries; ++r) {
-    out_[r] = source.output(r, first, column + slab * kSlab, out_stride_[r]);
-  }
+  locate_outputs(source, first, column + slab * kSlab);
   BlockArgs a;
-  a.rows = rows();
-  a.rows_per_token = kind_.rows_per_token;
+  a.blocks = blocks();
   a.keys = padded(kind_.keys, 2);
   a.key_pitch = key_pitch_;
   a.value_pitch = value_pitch_;
@@ -351,8 +367,12 @@ void Scan::run_slab(RowSource& source, std::int64_t first, std::int64_t column, 
   }
   a.reads = reads_;
   a.out = out_;
-  a.out_stride = out_stride_;
+  a.out_pitch = out_pitch();
   a.width = std::min(columns_ - slab * kSlab, kSlab);
+  a.stream = source.streams();
+  const std::int64_t begin = slab * prefetch_count_ / slabs_;
+  a.prefetch = prefetch_ + begin;
+  a.prefetch_count = (slab + 1) * prefetch_count_ / slabs_ - begin;
   recurrence_block(isa_, a);
   if (!resets) return;
   // A block multiplies by a decay of 0, which leaves a NaN where it should be dropped.
@@ -377,7 +397,7 @@ void Scan::run_rows(std::int64_t slab) const {
     a.o_stride = kSlab;
     recurrence_row(isa_, a);
     for (std::int64_t r = 0; r < a.queries && !finite; ++r) {
-      std::copy_n(row_out_ + r * kSlab, width, out_[r] + i / kind_.rows_per_token * out_stride_[r]);
+      std::copy_n(row_out_ + r * kSlab, width, out_[r * out_pitch() + i]);
     }
     finite = finite && all_finite(isa_, half_, state_[slab]);
   }
@@ -410,6 +430,7 @@ void rows_scan(Isa isa, const RowsKind& kind, RowSource& source, std::int64_t co
     scan.run(source, t, std::min(tokens - t, kChunk), column);
   }
   scan.end(final.at_column(column));
+  if (source.streams()) finish_streams();
 }
 
 std::int64_t rows_step_floats(const RowsKind& kind) {
