@@ -230,7 +230,8 @@ Results<float> run(Context& context, const Call& call, const Recurrence& a) {
       Operand::output_like(in.initial.s), Operand::output_like(in.initial.z), {}};
   MapOperands d_q_map = MapOperands::zeros_like(in.q_map),
               d_k_map = MapOperands::zeros_like(in.k_map);
-  const RecurrenceInputGrads input_grads{dq.tensor(), dk.tensor(), dv.tensor(), d_initial.view()};
+  const RecurrenceInputGrads input_grads{
+      .q = dq.tensor(), .k = dk.tensor(), .v = dv.tensor(), .initial_state = d_initial.view()};
   if (in.is_retention) {
     retention_backward(context, in.retention_options, in.inputs, outputs.saved, output_grads,
                        input_grads);

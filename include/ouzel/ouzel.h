@@ -6,6 +6,7 @@
 #include "ouzel/evaluate.h"
 #include "ouzel/feature_map.h"
 #include "ouzel/generate.h"
+#include "ouzel/laws.h"
 #include "ouzel/linear_attention.h"
 #include "ouzel/model.h"
 #include "ouzel/recurrence.h"

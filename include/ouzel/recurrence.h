@@ -56,10 +56,20 @@ enum class Form {
   kParallel,  // quadratic, with the T x T weights on request; no states
 };
 
-// Inputs that every law shares. Laws with gates, strengths or erase keys read the further members.
+// Inputs of a law: q, k and v, and those of the others that it takes (docs/laws.md; `ouzel attend
+// --list`). Log decays are natural logarithms, at most 0 (up to 1e-6 above counts as 0, more is an
+// error); -inf is a hard reset.
 struct RecurrenceInputs {
-  ConstTensor q, k, v;
-  StateView initial_state;             // absent: zeros
+  ConstTensor q, k, v;      // rwkv5, rwkv6, rwkv7: q is r; mamba2_ssd: C, B and x
+  ConstTensor g;            // log decay [B, T, HV], of rows of S [B, T, HV, K]; rwkv5: [HV, K]
+  ConstTensor gv;           // log decay of columns of S [B, T, HV, V]
+  ConstTensor beta;         // strength of erase and write [B, T, HV] or [B, T, HV, V]
+  ConstTensor a, b;         // erase: b (S^T a)^T, each [B, T, HK, K]; gdn2: gate b [B, T, HV, K]
+  ConstTensor p;            // erase key [B, T, HK, K]
+  ConstTensor w;            // write gate [B, T, HV, V]
+  ConstTensor u;            // bonus of the current token [HV, K]
+  ConstTensor dt, A, D;     // step [B, T, HV], rate [HV] <= 0, skip [HV]
+  StateView initial_state;  // absent: zeros
   const Segments* segments = nullptr;  // null: each batch row is one sequence
 };
 
@@ -80,7 +90,7 @@ struct RecurrenceOutputGrads {
 // Gradients of activations and initial states are assigned, those of parameters are added to. An
 // absent tensor is not computed.
 struct RecurrenceInputGrads {
-  Tensor q, k, v;
+  Tensor q, k, v, g, gv, beta, a, b, p, w, u, dt, A, D;
   StateView initial_state;
 };
 

@@ -21,6 +21,9 @@ class Scratch {
   T* take(std::int64_t count) {
     return static_cast<T*>(take_bytes(static_cast<std::size_t>(count) * sizeof(T)));
   }
+  // What was taken since `mark` is handed out again.
+  std::size_t mark() const { return used_; }
+  void rewind(std::size_t mark) { used_ = mark; }
   // What `take` consumes for `bytes`: for sizing a reservation.
   static std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 

@@ -112,11 +112,11 @@ class LinearMixer final : public Mixer {
       FeatureMapGrads map_grads;
       if (!maps_.empty()) map_grads.q = maps_[0].gradients(run.gradients);
       if (maps_.size() > 1) map_grads.k = maps_[1].gradients(run.gradients);
-      linear_attention_backward(run.context, options_of(run),
-                                inputs_of(run, saved.projections, before), saved.recurrence,
-                                {sequences_of(run, d_o, 0, heads_, value_size_), {}},
-                                {q_of(run, d_qkv), k_of(run, d_qkv), v_of(run, d_qkv), {}},
-                                maps_.empty() ? nullptr : &map_grads);
+      linear_attention_backward(
+          run.context, options_of(run), inputs_of(run, saved.projections, before), saved.recurrence,
+          {sequences_of(run, d_o, 0, heads_, value_size_), {}},
+          {.q = q_of(run, d_qkv), .k = k_of(run, d_qkv), .v = v_of(run, d_qkv)},
+          maps_.empty() ? nullptr : &map_grads);
     });
     projections_.backward(run, x, saved.projections, d_qkv, dx);
     run.arena.release(mark);
@@ -152,8 +152,11 @@ class LinearMixer final : public Mixer {
 
   RecurrenceInputs inputs_of(const Run& run, const Projections::Saved& saved,
                              SequenceState* storage) const {
-    return {q_of(run, saved.qkv), k_of(run, saved.qkv), v_of(run, saved.qkv),
-            state_.view(run.initial, storage), run.segments};
+    return {.q = q_of(run, saved.qkv),
+            .k = k_of(run, saved.qkv),
+            .v = v_of(run, saved.qkv),
+            .initial_state = state_.view(run.initial, storage),
+            .segments = run.segments};
   }
   LinearAttentionOptions options_of(const Run& run) const {
     LinearAttentionOptions options;

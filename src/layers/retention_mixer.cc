@@ -128,11 +128,10 @@ class RetentionMixer final : public Mixer {
       retention_backward(
           run.context, {}, inputs_of(run, saved, before), saved.recurrence,
           {sequences_of(run, d_o, 0, heads_, value_size_), {}},
-          {sequences_of(run, d_projected, 0, heads_, key_size_),
-           sequences_of(run, d_projected, heads_ * key_size_, kv_heads_, key_size_),
-           grouped ? sequences_of(run, d_values, 0, heads_, value_size_)
-                   : sequences_of(run, d_projected, value_column(), heads_, value_size_),
-           {}});
+          {.q = sequences_of(run, d_projected, 0, heads_, key_size_),
+           .k = sequences_of(run, d_projected, heads_ * key_size_, kv_heads_, key_size_),
+           .v = grouped ? sequences_of(run, d_values, 0, heads_, value_size_)
+                        : sequences_of(run, d_projected, value_column(), heads_, value_size_)});
       if (grouped) {
         sum_heads(run.context, heads_of(d_values, 0, heads_, value_size_), kv_values(d_projected));
       }
@@ -176,11 +175,12 @@ class RetentionMixer final : public Mixer {
   }
   RecurrenceInputs inputs_of(const Run& run, const Saved& saved, SequenceState* storage) const {
     const Matrix qkv = saved.projections.qkv;
-    return {sequences_of(run, qkv, 0, heads_, key_size_),
-            sequences_of(run, qkv, heads_ * key_size_, kv_heads_, key_size_),
-            kv_heads_ != heads_ ? sequences_of(run, saved.values, 0, heads_, value_size_)
-                                : sequences_of(run, qkv, value_column(), heads_, value_size_),
-            state_.view(run.initial, storage), run.segments};
+    return {.q = sequences_of(run, qkv, 0, heads_, key_size_),
+            .k = sequences_of(run, qkv, heads_ * key_size_, kv_heads_, key_size_),
+            .v = kv_heads_ != heads_ ? sequences_of(run, saved.values, 0, heads_, value_size_)
+                                     : sequences_of(run, qkv, value_column(), heads_, value_size_),
+            .initial_state = state_.view(run.initial, storage),
+            .segments = run.segments};
   }
 
   std::int64_t heads_, kv_heads_, key_size_, value_size_;  // sizes of a head

@@ -25,7 +25,7 @@ Count count(const TensorInfo& tensor, const ExplainSizes& sizes) {
   Count c;
   std::istringstream letters(tensor.shape.substr(0, tensor.shape.find('|')));
   for (std::string letter; letters >> letter;) {
-    if (letter == "T") {
+    if (letter.starts_with('T')) {
       c.per_token = true;
     } else if (letter == "D") {
       c.numbers *= static_cast<double>(sizes.heads * sizes.values);

@@ -51,17 +51,20 @@ Form form_of(const Attributes& attributes) {
 }
 
 void run_law(OperatorCall& call, const BoundLaw& law, bool normalized) {
+  run_law(call, law, {.q = call.in("q"), .k = call.in("k"), .v = call.in("v")},
+          {.q = call.out("dq"), .k = call.out("dk"), .v = call.out("dv")}, normalized);
+}
+
+void run_law(OperatorCall& call, const BoundLaw& law, RecurrenceInputs inputs,
+             RecurrenceInputGrads grads, bool normalized) {
   const auto state = [&](const Tensor& s, const Tensor& z) {
     return CallState(call, s, z, normalized);
   };
   const CallState initial =
       state(readable(call.in("initial_state")), readable(call.in("initial_z")));
   const CallState final = state(call.out("final_state"), call.out("z"));
-  const RecurrenceInputs inputs = {.q = call.in("q"),
-                                   .k = call.in("k"),
-                                   .v = call.in("v"),
-                                   .initial_state = initial.view(),
-                                   .segments = call.segments()};
+  inputs.initial_state = initial.view();
+  inputs.segments = call.segments();
   Buffer saved;
   if (call.backward()) saved = Buffer(law.saved_bytes(inputs));
   law.forward(inputs, {.o = call.out("o"),
@@ -71,11 +74,8 @@ void run_law(OperatorCall& call, const BoundLaw& law, bool normalized) {
   if (!call.backward()) return;
   const CallState final_grad = state(readable(call.in("dht")), readable(call.in("dzt")));
   const CallState initial_grad = state(call.out("dh0"), call.out("dz0"));
-  law.backward(inputs, saved.data(), {.o = call.in("do"), .final_state = final_grad.view()},
-               {.q = call.out("dq"),
-                .k = call.out("dk"),
-                .v = call.out("dv"),
-                .initial_state = initial_grad.view()});
+  grads.initial_state = initial_grad.view();
+  law.backward(inputs, saved.data(), {.o = call.in("do"), .final_state = final_grad.view()}, grads);
 }
 
 }  // namespace ouzel

@@ -33,7 +33,11 @@ struct BoundLaw {
       backward;
 };
 
-// Forward, and backward if the call wants it. A normalised law keeps z beside S.
+// Forward, and backward if the call wants it, of a law that takes q, k and v. A normalised law
+// keeps z beside S.
 void run_law(OperatorCall& call, const BoundLaw& law, bool normalized = false);
+// The same of any inputs; states and segments are the call's.
+void run_law(OperatorCall& call, const BoundLaw& law, RecurrenceInputs inputs,
+             RecurrenceInputGrads grads, bool normalized = false);
 
 }  // namespace ouzel

@@ -9,6 +9,7 @@ namespace ouzel {
 
 std::vector<OperatorInfo> linear_attention_rows();   // registry_linear_attention.cc
 std::vector<OperatorInfo> retention_rows();          // registry_retention.cc
+std::vector<OperatorInfo> matrix_law_rows();         // registry_laws.cc
 std::vector<OperatorInfo> softmax_attention_rows();  // registry_softmax_attention.cc
 std::vector<OperatorInfo> short_conv_rows();         // registry_short_conv.cc
 

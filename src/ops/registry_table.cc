@@ -8,8 +8,8 @@ namespace {
 
 std::vector<OperatorInfo> make_table() {
   std::vector<OperatorInfo> table;
-  for (auto* family :
-       {linear_attention_rows, retention_rows, softmax_attention_rows, short_conv_rows}) {
+  for (auto* family : {linear_attention_rows, retention_rows, matrix_law_rows,
+                       softmax_attention_rows, short_conv_rows}) {
     for (OperatorInfo& row : family()) table.push_back(std::move(row));
   }
   return table;

@@ -1,0 +1,250 @@
+#include "src/kernels/law_rows.h"
+
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/kernels/law_rows.cc"
+#include "src/kernels/targets.h"
+
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#include "src/kernels/math-inl.h"
+#include "src/kernels/partial-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ouzel::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The first n of a vector of floats as float32, zeros beyond them.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V LoadFirst(D d, const float* p, int64_t n) {
+  return load_first(d, p, n);
+}
+template <class D, class Element>
+HWY_INLINE auto LoadBits(D d, const Element* p, int64_t n) {
+  const hn::Rebind<uint16_t, D> d16;
+  if (n >= static_cast<int64_t>(hn::Lanes(d))) return hn::LoadU(d16, &p->bits);
+  HWY_ALIGN uint16_t bits[HWY_MAX_BYTES / sizeof(float)] = {};
+  for (int64_t i = 0; i < n; ++i) bits[i] = p[i].bits;
+  return hn::Load(d16, bits);
+}
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V LoadFirst(D d, const BFloat16* p, int64_t n) {
+  const hn::Rebind<uint32_t, D> d32;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, LoadBits(d, p, n))));
+}
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V LoadFirst(D d, const Float16* p, int64_t n) {
+  return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), LoadBits(d, p, n)));
+}
+
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void StoreFirst(D d, V x, float* p, int64_t n) {
+  store_first(d, x, p, n);
+}
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void StoreFirst(D d, V x, BFloat16* p, int64_t n) {
+  const hn::Rebind<uint32_t, D> d32;
+  const auto bits = hn::BitCast(d32, x);
+  // To nearest, ties to even: half of the last place kept, less one where that is even.
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(hn::Set(d32, 0x7fffu), odd));
+  const auto quiet = hn::Or(bits, hn::Set(d32, 0x400000u));
+  const auto nan = hn::RebindMask(d32, hn::Ne(x, x));
+  HWY_ALIGN uint32_t lane[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded)), d32, lane);
+  n = HWY_MIN(n, static_cast<int64_t>(hn::Lanes(d)));
+  for (int64_t i = 0; i < n; ++i) p[i].bits = static_cast<uint16_t>(lane[i]);
+}
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void StoreFirst(D d, V x, Float16* p, int64_t n) {
+  const hn::Rebind<hwy::float16_t, D> d16;
+  HWY_ALIGN hwy::float16_t lane[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(hn::DemoteTo(d16, x), d16, lane);
+  n = HWY_MIN(n, static_cast<int64_t>(hn::Lanes(d)));
+  for (int64_t i = 0; i < n; ++i) std::memcpy(&p[i].bits, lane + i, sizeof(Float16));
+}
+
+template <class Element>
+HWY_INLINE void LoadRowsOf(const LoadRowsArgs& a) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto factor = hn::Set(d, a.factor);
+  const auto* from = static_cast<const Element*>(a.from);
+  for (int64_t r = 0; r < a.rows; ++r) {
+    const Element* x = from + r * a.stride;
+    float* to = a.to + r * a.every * a.pitch;
+    if (a.pitch == 1) {
+      *to = hn::GetLane(hn::Mul(factor, LoadFirst(d, x, 1)));
+      continue;
+    }
+    int64_t i = 0;
+    for (; i < a.size; i += lanes) {
+      hn::StoreU(hn::Mul(factor, LoadFirst(d, x + i, a.size - i)), d, to + i);
+    }
+    for (; i < a.pitch; i += lanes) hn::StoreU(hn::Zero(d), d, to + i);
+  }
+}
+
+template <class Element>
+HWY_INLINE void StoreRowsOf(const StoreRowsArgs& a) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto factor = hn::Set(d, a.factor);
+  for (int64_t r = 0; r < a.rows; ++r) {
+    const float* x = a.from + r * a.every * a.pitch;
+    Element* to = static_cast<Element*>(a.to) + r * a.stride;
+    for (int64_t i = 0; i < a.size; i += lanes) {
+      auto y = hn::Mul(factor, load_first(d, x + i, a.size - i));
+      if (a.add) y = hn::Add(LoadFirst(d, to + i, a.size - i), y);
+      StoreFirst(d, y, to + i, a.size - i);
+    }
+  }
+}
+
+void LoadRows(const LoadRowsArgs& a) {
+  switch (a.dtype) {
+    case DType::kBF16:
+      return LoadRowsOf<BFloat16>(a);
+    case DType::kF16:
+      return LoadRowsOf<Float16>(a);
+    default:
+      return LoadRowsOf<float>(a);
+  }
+}
+
+void StoreRows(const StoreRowsArgs& a) {
+  switch (a.dtype) {
+    case DType::kBF16:
+      return StoreRowsOf<BFloat16>(a);
+    case DType::kF16:
+      return StoreRowsOf<Float16>(a);
+    default:
+      return StoreRowsOf<float>(a);
+  }
+}
+
+void ScaleRows(int64_t rows, int64_t pitch, const float* factor, float* x) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t r = 0; r < rows; ++r, x += pitch) {
+    const auto f = hn::Set(d, factor[r]);
+    for (int64_t i = 0; i < pitch; i += lanes) {
+      hn::StoreU(hn::Mul(f, hn::LoadU(d, x + i)), d, x + i);
+    }
+  }
+}
+
+void AddScaledRows(int64_t rows, int64_t pitch, const float* factor, const float* x, float* y) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t r = 0; r < rows; ++r, x += pitch, y += pitch) {
+    const auto f = hn::Set(d, factor[r]);
+    for (int64_t i = 0; i < pitch; i += lanes) {
+      hn::StoreU(hn::MulAdd(f, hn::LoadU(d, x + i), hn::LoadU(d, y + i)), d, y + i);
+    }
+  }
+}
+
+void RowDots(int64_t rows, int64_t size, int64_t pitch, const float* x, const float* y,
+             float* out) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t r = 0; r < rows; ++r, x += pitch, y += pitch) {
+    auto sum = hn::Zero(d);
+    for (int64_t i = 0; i < size; i += lanes) {
+      sum = hn::MulAdd(load_first(d, x + i, size - i), load_first(d, y + i, size - i), sum);
+    }
+    out[r] = hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+}
+
+void MultiplyRows(int64_t rows, int64_t pitch, const float* x, const float* y, bool add, float* z) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < rows * pitch; i += lanes) {
+    const auto a = hn::LoadU(d, x + i), b = hn::LoadU(d, y + i);
+    hn::StoreU(add ? hn::MulAdd(a, b, hn::LoadU(d, z + i)) : hn::Mul(a, b), d, z + i);
+  }
+}
+
+float ClampLogDecays(int64_t n, float* g) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto zero = hn::Zero(d);
+  auto largest = zero;
+  for (int64_t i = 0; i < n; i += lanes) {
+    const auto x = load_first(d, g + i, n - i);
+    const auto above = hn::Gt(x, zero);
+    largest = hn::IfThenElse(hn::Gt(x, largest), x, largest);
+    store_first(d, hn::IfThenElse(above, zero, x), g + i, n - i);
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+void OneMinusExp(int64_t rows, int64_t pitch, const float* g, float* k) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < rows * pitch; i += lanes) {
+    hn::StoreU(hn::Neg(math::expm1(d, hn::LoadU(d, g + i))), d, k + i);
+  }
+}
+
+void OneMinusExpAdjoint(int64_t rows, int64_t pitch, const float* g, const float* dk, float* dg) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < rows * pitch; i += lanes) {
+    const auto slope = math::exp(d, hn::LoadU(d, g + i));
+    hn::StoreU(hn::NegMulAdd(slope, hn::LoadU(d, dk + i), hn::LoadU(d, dg + i)), d, dg + i);
+  }
+}
+
+}  // namespace ouzel::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/kernels/dispatch.h"
+
+namespace ouzel {
+
+HWY_EXPORT(LoadRows);
+HWY_EXPORT(StoreRows);
+HWY_EXPORT(ScaleRows);
+HWY_EXPORT(AddScaledRows);
+HWY_EXPORT(RowDots);
+HWY_EXPORT(MultiplyRows);
+HWY_EXPORT(ClampLogDecays);
+HWY_EXPORT(OneMinusExp);
+HWY_EXPORT(OneMinusExpAdjoint);
+
+void load_rows(Isa isa, const LoadRowsArgs& args) { OUZEL_DISPATCH(isa, LoadRows)(args); }
+void store_rows(Isa isa, const StoreRowsArgs& args) { OUZEL_DISPATCH(isa, StoreRows)(args); }
+void scale_rows(Isa isa, std::int64_t rows, std::int64_t pitch, const float* factor, float* x) {
+  OUZEL_DISPATCH(isa, ScaleRows)(rows, pitch, factor, x);
+}
+void add_scaled_rows(Isa isa, std::int64_t rows, std::int64_t pitch, const float* factor,
+                     const float* x, float* y) {
+  OUZEL_DISPATCH(isa, AddScaledRows)(rows, pitch, factor, x, y);
+}
+void row_dots(Isa isa, std::int64_t rows, std::int64_t size, std::int64_t pitch, const float* x,
+              const float* y, float* out) {
+  OUZEL_DISPATCH(isa, RowDots)(rows, size, pitch, x, y, out);
+}
+void multiply_rows(Isa isa, std::int64_t rows, std::int64_t pitch, const float* x, const float* y,
+                   bool add, float* z) {
+  OUZEL_DISPATCH(isa, MultiplyRows)(rows, pitch, x, y, add, z);
+}
+float clamp_log_decays(Isa isa, std::int64_t n, float* g) {
+  return OUZEL_DISPATCH(isa, ClampLogDecays)(n, g);
+}
+void one_minus_exp(Isa isa, std::int64_t rows, std::int64_t pitch, const float* g, float* k) {
+  OUZEL_DISPATCH(isa, OneMinusExp)(rows, pitch, g, k);
+}
+void one_minus_exp_adjoint(Isa isa, std::int64_t rows, std::int64_t pitch, const float* g,
+                           const float* dk, float* dg) {
+  OUZEL_DISPATCH(isa, OneMinusExpAdjoint)(rows, pitch, g, dk, dg);
+}
+
+}  // namespace ouzel
+#endif

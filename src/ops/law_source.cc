@@ -1,0 +1,239 @@
+#include "src/ops/law_source.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "src/kernels/law_rows.h"
+
+namespace ouzel {
+namespace {
+
+constexpr float kNormEps = 1e-6f;
+// Above 0 by less than this, a log decay is a rounded 0.
+constexpr float kDecayTolerance = 1e-6f;
+
+}  // namespace
+
+void norm_factors(Isa isa, std::int64_t rows, std::int64_t size, std::int64_t pitch, const float* x,
+                  float* factors) {
+  row_dots(isa, rows, size, pitch, x, x, factors);
+  for (std::int64_t i = 0; i < rows; ++i) factors[i] = 1 / std::sqrt(factors[i] + kNormEps);
+}
+
+void normalize_rows(Isa isa, std::int64_t rows, std::int64_t size, std::int64_t pitch, float factor,
+                    float* x) {
+  for (std::int64_t i = 0; i < rows; i += kChunk) {
+    float factors[kChunk];
+    const std::int64_t count = std::min(rows - i, kChunk);
+    norm_factors(isa, count, size, pitch, x + i * pitch, factors);
+    for (std::int64_t j = 0; j < count; ++j) factors[j] *= factor;
+    scale_rows(isa, count, pitch, factors, x + i * pitch);
+  }
+}
+
+void LawTensorRows::load(std::int64_t first, std::int64_t tokens, std::int64_t column,
+                         std::int64_t size, float factor, float* to, std::int64_t pitch) const {
+  if (x.rows_per_token != rows_per_token) {
+    std::memset(to, 0, static_cast<std::size_t>(tokens * rows_per_token * pitch) * sizeof(float));
+  }
+  LoadRowsArgs a;
+  a.dtype = x.dtype;
+  a.stride = x.token_stride(reverse);
+  a.rows = tokens;
+  a.size = size;
+  a.factor = factor;
+  a.pitch = pitch;
+  a.every = rows_per_token;
+  for (std::int64_t row = 0; row < x.rows_per_token; ++row) {
+    a.from = x.at(segment, first, head, reverse, row, column);
+    a.to = to + row * pitch;
+    load_rows(isa, a);
+  }
+}
+
+void LawTensorRows::store(std::int64_t first, std::int64_t tokens, std::int64_t column,
+                          std::int64_t size, float factor, bool add, const float* from,
+                          std::int64_t pitch) const {
+  StoreRowsArgs a;
+  a.pitch = pitch;
+  a.every = rows_per_token;
+  a.rows = tokens;
+  a.size = size;
+  a.factor = factor;
+  a.dtype = x.dtype;
+  a.stride = x.token_stride(reverse);
+  a.add = add;
+  for (std::int64_t row = 0; row < x.rows_per_token; ++row) {
+    a.from = from + row * pitch;
+    a.to = x.at(segment, first, head, reverse, row, column);
+    store_rows(isa, a);
+  }
+}
+
+void LawSource::load(LawRole role, std::int64_t head, std::int64_t first, std::int64_t tokens,
+                     std::int64_t column, std::int64_t size, float factor, float* to,
+                     std::int64_t pitch) {
+  const std::int64_t rows_per_token = role == LawRole::kQuery ? 1 : call_.kind().rows_per_token;
+  LawTensorRows{isa_, call_.in(role), segment_, head, call_.reverse(), rows_per_token}.load(
+      first, tokens, column, size, factor, to, pitch);
+}
+
+void LawSource::load(LawRole role, std::int64_t first, std::int64_t tokens, std::int64_t column,
+                     std::int64_t size, float* to, std::int64_t pitch) {
+  load(role, call_.head(call_.in(role), state_), first, tokens, column, size, 1, to, pitch);
+}
+
+void LawSource::pack(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows) {
+  column_ = column;
+  pack_queries(first, rows);
+  pack_decays(first, column, columns, rows);
+  pack_keys(first, rows);
+  pack_values(first, column, columns, rows);
+}
+
+void LawSource::pack_queries(std::int64_t first, LawRows& rows) {
+  const RowsKind& kind = call_.kind();
+  for (std::int64_t r = 0; r < kind.queries; ++r) {
+    float* q = rows.q + r * rows.tokens * rows.key_pitch;
+    const std::int64_t head = call_.shape().query_of(state_ * kind.queries + r);
+    load(LawRole::kQuery, head, first, rows.tokens, 0, kind.keys,
+         call_.l2norm() ? 1 : call_.scale(), q, rows.key_pitch);
+    if (call_.l2norm()) {
+      normalize_rows(isa_, rows.tokens, kind.keys, rows.key_pitch, call_.scale(), q);
+    }
+  }
+}
+
+void LawSource::pack_decays(std::int64_t first, std::int64_t column, std::int64_t columns,
+                            LawRows& rows) {
+  const RowsKind& kind = call_.kind();
+  const std::int64_t count = rows.tokens * kind.rows_per_token;
+  if (kind.decay && call_.in(LawRole::kStep).present()) {
+    float rate = 0;
+    load(LawRole::kRate, 0, 1, 0, 1, &rate, 1);
+    load(LawRole::kStep, first, rows.tokens, 0, 1, rows.g, 1);
+    for (std::int64_t i = 0; i < count; ++i) rows.g[i] *= rate;
+    check_decay(LawRole::kStep, clamp_log_decays(isa_, count, rows.g));
+  } else if (kind.decay) {
+    const std::int64_t pitch = kind.decay_per_key ? rows.key_pitch : 1;
+    load(LawRole::kDecay, first, rows.tokens, 0, kind.decay_per_key ? kind.keys : 1, rows.g, pitch);
+    check_decay(LawRole::kDecay, clamp_log_decays(isa_, count * pitch, rows.g));
+  }
+  if (kind.value_decay) {
+    load(LawRole::kValueDecay, first, rows.tokens, column, columns, rows.gv, rows.value_pitch);
+    check_decay(LawRole::kValueDecay, clamp_log_decays(isa_, count * rows.value_pitch, rows.gv));
+  }
+}
+
+void LawSource::check_decay(LawRole role, float largest) const {
+  if (largest <= kDecayTolerance) return;
+  call_.refuse(
+      fmt::format("{} is a log decay and must be at most 0, not {}; give the logarithm of "
+                  "a factor in [0, 1]",
+                  role == LawRole::kStep ? "dt A" : call_.name(role), largest));
+}
+
+void LawSource::pack_keys(std::int64_t first, LawRows& rows) {
+  const RowsKind& kind = call_.kind();
+  const std::int64_t count = rows.tokens * kind.rows_per_token, pitch = rows.key_pitch;
+  const auto keys = [&](LawRole role, float* to) {
+    load(role, first, rows.tokens, 0, kind.keys, to, pitch);
+  };
+  if (call_.in(LawRole::kKey).present()) {
+    keys(LawRole::kKey, rows.k);
+    if (call_.l2norm()) normalize_rows(isa_, count, kind.keys, pitch, 1, rows.k);
+  } else {
+    one_minus_exp(isa_, count, pitch, rows.g, rows.k);
+  }
+  if (kind.erase != EraseKind::kNone) {
+    if (call_.in(LawRole::kEraseKey).present()) {
+      keys(LawRole::kEraseKey, rows.e);
+      if (call_.l2norm()) normalize_rows(isa_, count, kind.keys, pitch, 1, rows.e);
+    } else if (call_.in(LawRole::kEraseGate).present()) {
+      keys(LawRole::kEraseGate, rows.e);
+      multiply_rows(isa_, count, pitch, rows.e, rows.k, false, rows.e);
+    } else {
+      std::copy_n(rows.k, count * pitch, rows.e);
+    }
+  }
+  if (kind.erase == EraseKind::kGeneral) keys(LawRole::kEraseWrite, rows.b);
+  if (kind.bonus) {
+    const LawTensor& u = call_.in(LawRole::kBonus);
+    LawTensorRows{isa_, u, segment_, call_.head(u, state_), false, 1}.load(0, 1, 0, kind.keys, 1,
+                                                                           rows.u, pitch);
+  }
+}
+
+void LawSource::pack_values(std::int64_t first, std::int64_t column, std::int64_t columns,
+                            LawRows& rows) {
+  const RowsKind& kind = call_.kind();
+  const std::int64_t count = rows.tokens * kind.rows_per_token, pitch = rows.value_pitch;
+  const auto values = [&](LawRole role, float* to) {
+    load(role, first, rows.tokens, column, columns, to, pitch);
+  };
+  load_values(first, rows.tokens, column, columns, rows.v, pitch);
+  if (call_.in(LawRole::kStrength).present()) {
+    if (kind.strength_per_value) {
+      values(LawRole::kStrength, rows.c);
+      multiply_rows(isa_, count, pitch, rows.v, rows.c, false, rows.v);
+    } else {
+      load(LawRole::kStrength, first, rows.tokens, 0, 1, rows.c, 1);
+      scale_rows(isa_, count, pitch, rows.c, rows.v);
+    }
+  } else if (kind.erase == EraseKind::kCollinear) {
+    std::fill_n(rows.c, count, 1.0f);
+  }
+  if (call_.in(LawRole::kWriteGate).present()) {
+    values(LawRole::kWriteGate, other_);
+    multiply_rows(isa_, count, pitch, rows.v, other_, false, rows.v);
+  }
+  if (call_.in(LawRole::kStep).present()) {
+    load(LawRole::kStep, first, rows.tokens, 0, 1, other_, 1);
+    scale_rows(isa_, count, pitch, other_, rows.v);
+  }
+}
+
+void LawSource::load_values(std::int64_t first, std::int64_t tokens, std::int64_t column,
+                            std::int64_t columns, float* to, std::int64_t pitch) {
+  load(LawRole::kValue, first, tokens, column, columns, to, pitch);
+}
+
+float* LawSource::output(std::int64_t r, std::int64_t first, std::int64_t column,
+                         std::int64_t& stride) {
+  if (stage_ != nullptr) {
+    stride = pitch_;
+    return stage_ + (r * kChunk + first % kChunk) * pitch_ + column - column_;
+  }
+  stride = o_.token_stride(call_.reverse());
+  const std::int64_t head = state_ * call_.kind().queries + r;
+  return static_cast<float*>(o_.at(segment_, first, head, call_.reverse(), 0, column));
+}
+
+void LawSource::finish(std::int64_t first, std::int64_t tokens, std::int64_t column,
+                       std::int64_t columns) {
+  if (stage_ == nullptr) return;
+  const std::int64_t queries = call_.kind().queries;
+  for (std::int64_t r = 0; r < queries; ++r) {
+    float* stage = stage_ + r * kChunk * pitch_;
+    if (const LawTensor& skip = call_.in(LawRole::kSkip); skip.present()) {
+      float factor = 0;
+      load(LawRole::kSkip, 0, 1, 0, 1, &factor, 1);
+      load(LawRole::kValue, state_, first, tokens, column, columns, factor, other_, pitch_);
+      StoreRowsArgs add;
+      add.from = other_;
+      add.pitch = add.stride = pitch_;
+      add.rows = tokens;
+      add.size = columns;
+      add.to = stage;
+      add.add = true;
+      store_rows(isa_, add);
+    }
+    LawTensorRows{isa_, o_, segment_, state_ * queries + r, call_.reverse(), 1}.store(
+        first, tokens, column, columns, 1, false, stage, pitch_);
+  }
+}
+
+}  // namespace ouzel

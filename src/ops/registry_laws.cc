@@ -1,0 +1,100 @@
+// The rows of the laws of ouzel/laws.h, from the table of laws.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "ouzel/laws.h"
+#include "src/ops/law.h"
+#include "src/ops/registry_recurrence.h"
+#include "src/ops/registry_rows.h"
+
+namespace ouzel {
+namespace {
+
+using enum AttributeKind;
+
+const Law& law_of(const OperatorCall& call) {
+  return **std::ranges::find_if(matrix_laws(),
+                                [&](const Law* law) { return call.name() == law->name; });
+}
+
+void run_matrix_law(OperatorCall& call) {
+  const Law& row = law_of(call);
+  const MatrixLaw law(row);
+  const Attributes& attributes = call.attributes();
+  const LawOptions options = {.scale = attributes.number("scale"),
+                              .use_qk_l2norm = attributes.flag("use_qk_l2norm"),
+                              .reverse = attributes.flag("reverse"),
+                              .num_householder = attributes.integer("num_householder").value_or(1),
+                              .form = form_of(attributes)};
+  RecurrenceInputs inputs;
+  RecurrenceInputGrads grads;
+  for (const LawInput& input : row.inputs) {
+    if (input.name == nullptr) break;
+    inputs.*input.tensor = call.in(input.name);
+    grads.*input.gradient = call.out(std::string("d") + input.name);
+  }
+  run_law(
+      call,
+      {.saved_bytes = [&](const auto& in) { return law.saved_bytes(options, in); },
+       .forward = [&](const auto& in, const auto& out) { law(call.context(), options, in, out); },
+       .backward =
+           [&](const auto& in, const void* saved, const auto& d_out, const auto& d_in) {
+             law.backward(call.context(), options, in, saved, d_out, d_in);
+           }},
+      inputs, grads);
+}
+
+OperatorInfo row_of(const Law& law) {
+  OperatorInfo info;
+  info.name = law.name;
+  info.formula = law.formula;
+  info.source = law.source;
+  for (const LawInput& input : law.inputs) {
+    if (input.name == nullptr) break;
+    info.inputs.push_back({input.name, input.shape, std::string("d") + input.name, input.optional});
+  }
+  info.inputs.push_back(kInitialStateTensor);
+  info.outputs = {
+      kOutputTensor,
+      kFinalStateTensor,
+      {"weights", law.many_rows() ? "B HO T TN" : "B HO T T", "", false, "form=parallel"}};
+  AttributeInfo scale = kScaleAttribute;
+  if (law.unit_scale) scale.meaning = "Factor on " + info.inputs.front().name + " (default: 1)";
+  info.attributes = {scale, kReverseAttribute, kCuSeqlensAttribute, kFormAttribute};
+  if (law.erase == EraseKind::kCollinear) {
+    info.attributes.push_back({"use_qk_l2norm", kFlag,
+                               std::string("q, k") + (law.has(LawRole::kEraseKey) ? " and p" : "") +
+                                   " are x / sqrt(x . x + 1e-6)",
+                               "false"});
+  }
+  if (law.many_rows()) {
+    info.attributes.push_back({"num_householder", kInteger,
+                               "Rows of k, v and beta for each token (TN = T times it)", "1"});
+  }
+  info.run = run_matrix_law;
+  // Useful operations of design: a gradient of log decays costs 2 more.
+  const double decays = law.decay == DecayKind::kNone ? 0 : 2;
+  switch (law.erase) {
+    case EraseKind::kNone:
+      info.cost = {4, 10 + decays};
+      break;
+    case EraseKind::kCollinear:
+      info.cost = {6, 14 + decays};
+      break;
+    case EraseKind::kGeneral:
+      info.cost = {8, 20 + decays};
+      break;
+  }
+  return info;
+}
+
+}  // namespace
+
+std::vector<OperatorInfo> matrix_law_rows() {
+  std::vector<OperatorInfo> rows;
+  for (const Law* law : matrix_laws()) rows.push_back(row_of(*law));
+  return rows;
+}
+
+}  // namespace ouzel
