@@ -30,11 +30,13 @@ class OperatorCall {
   // All that the call can give, in the table's order. The first output has the type of the first
   // input, a gradient that of its input, others are float32.
   const std::vector<ResultInfo>& results() const { return results_; }
+  // One of them. Throws Error(kInvalidArgument), naming the nearest, if there is none such.
+  const ResultInfo& result(const std::string& name) const;
   // Where a result goes; those without memory are not wanted. float32, bfloat16 or float16, any
   // strides; written straight if float32 with unit last stride. Memory must not overlap any other
   // tensor's of the call, except that a final state may be its initial state. Throws
   // Error(kInvalidArgument).
-  void put(const std::string& result, const Tensor& memory);
+  void put(const std::string& name, const Tensor& memory);
   // Once.
   void run(Context& context);
 

@@ -412,30 +412,33 @@ void OperatorCall::list_results() {
   }
 }
 
-void OperatorCall::put(const std::string& result, const Tensor& memory) {
-  const auto row = std::find_if(results_.begin(), results_.end(),
-                                [&](const ResultInfo& info) { return info.name == result; });
-  if (row == results_.end()) {
-    std::vector<std::string> names;
-    for (const ResultInfo& info : results_) names.push_back(info.name);
-    const std::string near = did_you_mean(result, names);
-    refuse(fmt::format("this call of {} does not give '{}'{}{} It gives {}", info_.name,
-                       printable(result), near, near.empty() ? "." : "", joined(names)));
+const ResultInfo& OperatorCall::result(const std::string& name) const {
+  std::vector<std::string> names;
+  for (const ResultInfo& info : results_) {
+    if (info.name == name) return info;
+    names.push_back(info.name);
   }
-  if (shape_vector(memory) != row->shape ||
+  const std::string near = did_you_mean(name, names);
+  refuse(fmt::format("this call of {} does not give '{}'{}{} It gives {}", info_.name,
+                     printable(name), near, near.empty() ? "." : "", joined(names)));
+}
+
+void OperatorCall::put(const std::string& name, const Tensor& memory) {
+  const ResultInfo& wanted = result(name);
+  if (shape_vector(memory) != wanted.shape ||
       (memory.dtype != DType::kF32 && !is_half(memory.dtype))) {
     refuse(fmt::format("{}: the memory for {} is {}; F32, BF16 or F16 [{}] was expected",
-                       info_.name, result, describe(memory), fmt::join(row->shape, ", ")));
+                       info_.name, name, describe(memory), fmt::join(wanted.shape, ", ")));
   }
-  for (std::size_t i = 0; i < row->shape.size(); ++i) {
-    if (row->shape[i] > 1 && memory.stride[i] == 0) {
+  for (std::size_t i = 0; i < wanted.shape.size(); ++i) {
+    if (wanted.shape[i] > 1 && memory.stride[i] == 0) {
       refuse(
           fmt::format("{}: the memory for {} has stride 0 along axis {}: its elements would "
                       "overwrite each other",
-                      info_.name, result, i));
+                      info_.name, name, i));
     }
   }
-  out_[result] = memory;
+  out_[name] = memory;
 }
 
 void OperatorCall::run(Context& context) {

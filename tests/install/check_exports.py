@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Every symbol that the shared library exports is declared in a public header.
+"""Every symbol that the shared library exports is declared in a public header, and those of the C ABI
+are the ones that are listed: a change of it is a decision, not an accident.
 
-usage: check_exports.py LIBRARY INCLUDE_FOLDER
+usage: check_exports.py LIBRARY INCLUDE_FOLDER C_SYMBOLS
 """
 
 import re
@@ -18,7 +19,7 @@ def main():
         ["nm", "--dynamic", "--defined-only", "--demangle", "--format=posix", library],
         capture_output=True, text=True, check=True,
     )
-    names, strangers = 0, []
+    names, strangers, c_symbols = 0, [], set()
     for line in nm.stdout.splitlines():
         symbol = re.sub(r" [A-Za-z] [0-9a-f]+( [0-9a-f]+)?$", "", line).strip()
         # The name alone: no arguments, template arguments, or what the symbol is for.
@@ -27,11 +28,19 @@ def main():
         parts = [p.lstrip("~") for p in name.split("::")]
         public = parts[0] == "ouzel" and all(p in words or "operator" in p for p in parts[1:])
         names += 1
-        if not (public or re.match(r"ouzel_\w+$", name) and name in words):
+        is_c = re.match(r"ouzel_\w+$", name) is not None
+        if is_c:
+            c_symbols.add(name)
+        if not (public or is_c and name in words):
             strangers.append(symbol)
     if names == 0 or strangers:
         print("\n".join(strangers))
         print(f"{library} exports {names} symbols, {len(strangers)} that no public header declares")
+        return 1
+    listed = set(Path(sys.argv[3]).read_text().split())
+    if c_symbols != listed:
+        print(f"the C ABI changed: new {sorted(c_symbols - listed)}, gone {sorted(listed - c_symbols)}. "
+              f"If that is meant, change {sys.argv[3]}; what is gone breaks programs")
         return 1
     return 0
 

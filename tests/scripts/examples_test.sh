@@ -5,5 +5,7 @@ set -euo pipefail
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 "$1/attend"
+"$1/retention"
 "$1/train" "$2" "$scratch/model"
 "$1/generate" "$scratch/model" 'The '
+"$1/stream" "$scratch/model" 'The ' "$scratch/state"
