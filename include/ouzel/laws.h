@@ -20,7 +20,7 @@ struct Law;  // src/ops/law.h
 
 struct LawOptions {
   std::optional<double> scale;  // factor on q; default K^-0.5, 1 for mamba2_ssd and rwkv7
-  // Laws that erase with a key of their own: q, k (and p) are x / sqrt(x . x + 1e-6).
+  // Laws that erase along the key, delta_rule to comba: q, k (and p) are x / sqrt(x . x + 1e-6).
   bool use_qk_l2norm = false;
   bool reverse = false;  // tokens are processed from last to first; o stays at the token's position
   // gated_delta_product: k, v and beta have this many rows for each token of q.

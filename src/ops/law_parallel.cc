@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "src/base/context_impl.h"
-#include "src/kernels/law_rows.h"
 #include "src/ops/law_source.h"
 #include "src/ops/rows_scan.h"
 
@@ -32,14 +31,16 @@ class WeightSource final : public LawSource {
         value_pitch_(padded(call.kind().values, kSlab)) {
     stage_ = memory.template take<float>(call.kind().queries * kChunk * pitch_);
     values_ = memory.template take<float>(kChunk * rows_per_token_ * value_pitch_);
-    for (float** p : {&product_, &skipped_}) {
-      *p = memory.template take<float>(kChunk * value_pitch_);
-    }
+    product_ = memory.template take<float>(kChunk * value_pitch_);
   }
 
   // Columns of the weights that belong to tokens [begin, begin + 64).
   void begin_block(std::int64_t begin) {
     begin_ = begin;
+    if (const LawTensor& skip = call_.in(kSkip); skip.present()) {
+      LawTensorRows{isa_, skip, segment_, call_.head(skip, state_), false, 1}.load(0, 1, 0, 1, 1,
+                                                                                   &skip_, 1);
+    }
     LawSource::load_values(begin, std::min(segment_.length - begin, kChunk), 0, call_.kind().values,
                            values_, value_pitch_);
   }
@@ -60,10 +61,10 @@ class WeightSource final : public LawSource {
       const std::int64_t output = state_ * call_.kind().queries + r;
       for (std::int64_t i = 0; i < tokens; ++i) {
         const std::int64_t known = known_columns(first + i, columns);
+        if (first + i < columns) w[i * pitch_ + first + i] += skip_;
         store_weights(output, begin_ + first + i, w + i * pitch_, known);
         multiply(w + i * pitch_, known, product_ + i * value_pitch_);
       }
-      add_skip(begin_ + first, tokens);
       LawTensorRows{isa_, o_, segment_, output, call_.reverse(), 1}.store(
           begin_ + first, tokens, 0, call_.kind().values, 1, begin_ > 0, product_, value_pitch_);
     }
@@ -106,25 +107,12 @@ class WeightSource final : public LawSource {
       row[position(begin_ + i / rows_per_token_) * rows_per_token_ + i % rows_per_token_] = w[i];
     }
   }
-  // Once: with the first block.
-  void add_skip(std::int64_t first, std::int64_t tokens) {
-    const LawTensor& skip = call_.in(kSkip);
-    if (begin_ > 0 || !skip.present()) return;
-    float factor = 0;
-    LawTensorRows{isa_, skip, segment_, call_.head(skip, state_), false, 1}.load(0, 1, 0, 1, 1,
-                                                                                 &factor, 1);
-    float factors[kChunk];
-    std::fill_n(factors, tokens, factor);
-    LawTensorRows{isa_, call_.in(kValue), segment_, state_, call_.reverse(), 1}.load(
-        first, tokens, 0, call_.kind().values, 1, skipped_, value_pitch_);
-    add_scaled_rows(isa_, tokens, value_pitch_, factors, skipped_, product_);
-  }
-
   const Tensor& weights_;
   const LawTensor& o_;
   std::int64_t rows_per_token_, pitch_, value_pitch_;
   std::int64_t begin_ = 0;
-  float *stage_ = nullptr, *values_ = nullptr, *product_ = nullptr, *skipped_ = nullptr;
+  float skip_ = 0;  // on the diagonal
+  float *stage_ = nullptr, *values_ = nullptr, *product_ = nullptr;
 };
 
 void check(const LawCall& call, const RecurrenceInputs& inputs, const RecurrenceOutputs& outputs,
