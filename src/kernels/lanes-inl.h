@@ -25,6 +25,11 @@ struct AllLanes {
   HWY_INLINE void Store(hn::Vec<D> v, D d, float* p) const {
     hn::StoreU(v, d, p);
   }
+  // Past the caches if `stream`; p is then aligned to whole vectors.
+  template <class D>
+  HWY_INLINE void Output(hn::Vec<D> v, D d, float* p, bool stream) const {
+    stream ? hn::Stream(v, d, p) : hn::StoreU(v, d, p);
+  }
 };
 
 // Lanes from `count` on are loaded as 0.
@@ -37,6 +42,10 @@ struct FirstLanes {
   template <class D>
   HWY_INLINE void Store(hn::Vec<D> v, D d, float* p) const {
     hn::BlendedStore(v, hn::FirstN(d, count), d, p);
+  }
+  template <class D>
+  HWY_INLINE void Output(hn::Vec<D> v, D d, float* p, bool) const {
+    Store(v, d, p);
   }
 };
 

@@ -15,6 +15,15 @@ namespace ouzel {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// s + x, and in low what this sum lost.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V two_part_add(D, V s, V x, V& low) {
+  const V sum = hn::Add(s, x);
+  const V part = hn::Sub(sum, s);
+  low = hn::Add(hn::Sub(s, hn::Sub(sum, part)), hn::Sub(x, part));
+  return sum;
+}
+
 // (s + low) factor + change; factor_minus_1 is the factor's difference to 1, not rounded through
 // it. Factors near 1 are applied as s factor_minus_1: 2,000 products with a rounded factor would be
 // off by 6e-5. A factor of exactly 0 drops s and low, even NaN.
@@ -28,10 +37,7 @@ HWY_INLINE V two_part_sum(D d, V s, V& low, V factor, V factor_minus_1, V change
   const V high = hn::IfThenElseZero(near_one, s);
   const V rest = hn::MulAdd(low, shrink, hn::IfThenElseZero(near_one, low));
   change = hn::Add(change, hn::MulAdd(s, shrink, rest));
-  const V sum = hn::Add(high, change);
-  const V change_part = hn::Sub(sum, high);
-  low = hn::Add(hn::Sub(high, hn::Sub(sum, change_part)), hn::Sub(change, change_part));
-  return sum;
+  return two_part_add(d, high, change, low);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,0 +1,74 @@
+// Kernels of the elementwise scans: the tokens of one sequence over a range of channels. Rows are a
+// pointer to those channels of the first token, and the stride between tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "ouzel/context.h"
+
+namespace ouzel {
+
+template <class T>
+struct TokenRows {
+  T* data = nullptr;  // null: not given, or not wanted
+  std::int64_t stride = 0;
+};
+
+struct TokenRange {
+  std::int64_t tokens = 0, channels = 0;
+  // Rows of outputs begin on cache lines and are written past the caches.
+  bool stream = false;
+};
+
+// h' = e^g h + x, o = h'. `high` + `low` is the state [channels], updated. Returns the largest g, at
+// least 0.
+float hgrn_forward(Isa isa, const TokenRange& range, TokenRows<const float> x,
+                   TokenRows<const float> g, TokenRows<float> o, float* high, float* low);
+// From dh [channels] of the last state, in two parts, to that of the first. `h` are the outputs of
+// the forward pass, `h0` the state before them.
+void hgrn_backward(Isa isa, const TokenRange& range, TokenRows<const float> g,
+                   TokenRows<const float> h, const float* h0, TokenRows<const float> d_o,
+                   TokenRows<float> dx, TokenRows<float> dg, float* high, float* low);
+
+// h' = e^L h + m sigmoid(i) x with L = -rate sigmoid(r) and m = sqrt(1 - e^(2L)), 1 at the first
+// token if `first_is_one`; rate [channels].
+struct RgLruRows {
+  TokenRows<const float> x, r, i;
+  const float* rate = nullptr;
+  bool first_is_one = false;
+};
+void rg_lru_forward(Isa isa, const TokenRange& range, const RgLruRows& rows, TokenRows<float> o,
+                    float* high, float* low);
+struct RgLruGradRows {
+  TokenRows<float> x, r, i;
+  float *rate_high = nullptr, *rate_low = nullptr;  // [channels], added to
+};
+void rg_lru_backward(Isa isa, const TokenRange& range, const RgLruRows& rows,
+                     TokenRows<const float> h, const float* h0, TokenRows<const float> d_o,
+                     const RgLruGradRows& grads, float* high, float* low);
+
+// The state of rwkv4, [channels] each: true numerator (alpha + alpha_low) e^eps and denominator.
+struct Rwkv4State {
+  float *alpha = nullptr, *beta = nullptr, *eps = nullptr;
+  float *alpha_low = nullptr, *beta_low = nullptr;
+};
+// decay (-e^w) and u, [channels].
+struct Rwkv4Rows {
+  TokenRows<const float> k, v;
+  const float *decay = nullptr, *u = nullptr;
+};
+// `o` may be null.
+void rwkv4_forward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, TokenRows<float> o,
+                   const Rwkv4State& state);
+struct Rwkv4GradRows {
+  TokenRows<float> k, v;
+  float *decay_high = nullptr, *decay_low = nullptr;  // [channels], added to
+  float *u_high = nullptr, *u_low = nullptr;
+};
+// `before` holds alpha, beta and eps [tokens][3][channels] before each token; `state` the gradients
+// of the state, eps_low beside.
+void rwkv4_backward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, const float* before,
+                    TokenRows<const float> d_o, const Rwkv4GradRows& grads,
+                    const Rwkv4State& state, float* eps_low);
+
+}  // namespace ouzel

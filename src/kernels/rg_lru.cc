@@ -1,0 +1,121 @@
+// As hgrn.cc, with the gate and the input formed from r, i and the channel's rate. exp and expm1 of
+// small gates are accurate each for itself: 1 - a^2 near a = 1 never cancels.
+#include "src/kernels/elementwise.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/kernels/rg_lru.cc"
+#include "src/kernels/targets.h"
+
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#include "src/kernels/lanes-inl.h"
+#include "src/kernels/math-inl.h"
+#include "src/kernels/two_part-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ouzel::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+
+// sqrt(1 - e^(2L)), or 1.
+HWY_INLINE V Root(D d, V log_a, bool is_one) {
+  if (is_one) return hn::Set(d, 1.0f);
+  return hn::Sqrt(hn::Neg(math::expm1(d, hn::Add(log_a, log_a))));
+}
+
+void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<float> o, float* high,
+                  float* low) {
+  const D d;
+  for (int64_t t = 0; t < range.tokens; ++t) {
+    const float* xt = rows.x.data + t * rows.x.stride;
+    const float* rt = rows.r.data + t * rows.r.stride;
+    const float* it = rows.i.data + t * rows.i.stride;
+    float* ot = o.data + t * o.stride;
+    const bool is_one = rows.first_is_one && t == 0;
+    ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+      const V rate = lanes.Load(d, rows.rate + i);
+      const V log_a = hn::Neg(hn::Mul(rate, math::sigmoid(d, lanes.Load(d, rt + i))));
+      const V input = hn::Mul(math::sigmoid(d, lanes.Load(d, it + i)), lanes.Load(d, xt + i));
+      V h = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
+      two_part::decay(d, log_a, math::exp(d, log_a), h, rest);
+      two_part::add(d, hn::Mul(Root(d, log_a, is_one), input), h, rest);
+      lanes.Store(h, d, high + i);
+      lanes.Store(rest, d, low + i);
+      lanes.Output(h, d, ot + i, range.stream);
+    });
+  }
+  if (range.stream) hwy::FlushStream();
+}
+
+void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<const float> h,
+                   const float* h0, TokenRows<const float> d_o, const RgLruGradRows& grads,
+                   float* high, float* low) {
+  const D d;
+  const V one = hn::Set(d, 1.0f);
+  for (int64_t t = range.tokens; t-- > 0;) {
+    const float* before = t > 0 ? h.data + (t - 1) * h.stride : h0;
+    const bool is_one = rows.first_is_one && t == 0;
+    ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+      const auto token = [&](const auto& list) HWY_ATTR {
+        return list.data + t * list.stride + i;
+      };
+      const auto put = [&](const TokenRows<float>& list, V value) HWY_ATTR {
+        if (list.data != nullptr) lanes.Output(value, d, token(list), range.stream);
+      };
+      const V rate = lanes.Load(d, rows.rate + i);
+      const V open = math::sigmoid(d, lanes.Load(d, token(rows.r)));
+      const V in = math::sigmoid(d, lanes.Load(d, token(rows.i)));
+      const V x = lanes.Load(d, token(rows.x));
+      const V log_a = hn::Neg(hn::Mul(rate, open));
+      const V a = math::exp(d, log_a);
+      const V root = Root(d, log_a, is_one);
+      V dh = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
+      two_part::add(d, lanes.Load(d, token(d_o)), dh, rest);
+
+      const V through = hn::Mul(dh, root);
+      put(grads.x, hn::Mul(through, in));
+      put(grads.i, hn::Mul(hn::Mul(through, x), hn::Mul(in, hn::Sub(one, in))));
+      // d root / d L = -a^2 / root; no slope where a is 1 and the root 0.
+      const V slope = is_one ? hn::Zero(d)
+                             : hn::IfThenZeroElse(hn::Eq(root, hn::Zero(d)),
+                                                  hn::Div(hn::Mul(a, a), hn::Neg(root)));
+      const V d_log_a = hn::Mul(
+          dh, hn::MulAdd(a, lanes.Load(d, before + i), hn::Mul(hn::Mul(slope, in), x)));
+      put(grads.r,
+          hn::Neg(hn::Mul(hn::Mul(d_log_a, rate), hn::Mul(open, hn::Sub(one, open)))));
+      two_part::accumulate(d, lanes, hn::Neg(hn::Mul(d_log_a, open)), grads.rate_high,
+                           grads.rate_low, i);
+      two_part::decay(d, log_a, a, dh, rest);
+      lanes.Store(dh, d, high + i);
+      lanes.Store(rest, d, low + i);
+    });
+  }
+  if (range.stream) hwy::FlushStream();
+}
+
+}  // namespace ouzel::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/kernels/dispatch.h"
+
+namespace ouzel {
+
+HWY_EXPORT(RgLruForward);
+HWY_EXPORT(RgLruBackward);
+
+void rg_lru_forward(Isa isa, const TokenRange& range, const RgLruRows& rows, TokenRows<float> o,
+                    float* high, float* low) {
+  OUZEL_DISPATCH(isa, RgLruForward)(range, rows, o, high, low);
+}
+void rg_lru_backward(Isa isa, const TokenRange& range, const RgLruRows& rows,
+                     TokenRows<const float> h, const float* h0, TokenRows<const float> d_o,
+                     const RgLruGradRows& grads, float* high, float* low) {
+  OUZEL_DISPATCH(isa, RgLruBackward)(range, rows, h, h0, d_o, grads, high, low);
+}
+
+}  // namespace ouzel
+#endif

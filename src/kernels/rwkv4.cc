@@ -1,0 +1,164 @@
+// One exponential serves each pair of weights, since the larger of the two is e^0; the decay is
+// formed as (eps - eps') + d, so that what rounding took from eps' is in the sums again.
+#include "src/kernels/elementwise.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/kernels/rwkv4.cc"
+#include "src/kernels/targets.h"
+
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#include "src/kernels/lanes-inl.h"
+#include "src/kernels/math-inl.h"
+#include "src/kernels/two_part-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ouzel::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+
+// e^(a - max(a, b)) and e^(b - max(a, b)).
+HWY_INLINE void Weights(D d, V a, V b, V& weight_a, V& weight_b) {
+  const V one = hn::Set(d, 1.0f);
+  const auto first = hn::Gt(a, b);
+  const V smaller = math::exp(d, hn::IfThenElse(first, hn::Sub(b, a), hn::Sub(a, b)));
+  weight_a = hn::IfThenElse(first, one, smaller);
+  weight_b = hn::IfThenElse(first, smaller, one);
+}
+
+// How the state goes on: the new eps, the log decay of the sums (at most a rounding above 0), its
+// factor, and the weight of the new token. Returns where the new eps is the old one's.
+HWY_INLINE hn::Mask<D> Advance(D d, V eps, V decay, V k, V& next, V& log_decay, V& keep, V& add) {
+  const V one = hn::Set(d, 1.0f);
+  const auto holds = hn::Ge(hn::Add(hn::Sub(eps, k), decay), hn::Zero(d));
+  next = hn::IfThenElse(holds, hn::Add(eps, decay), k);
+  log_decay = hn::Add(hn::Sub(eps, next), decay);
+  const V e = math::exp(d, hn::IfThenElse(holds, hn::Sub(k, next), log_decay));
+  keep = hn::IfThenElse(holds, hn::Add(one, log_decay), e);
+  add = hn::IfThenElse(holds, e, one);
+  return holds;
+}
+
+void Rwkv4Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<float> o,
+                  const Rwkv4State& s) {
+  const D d;
+  for (int64_t t = 0; t < range.tokens; ++t) {
+    const float* kt = rows.k.data + t * rows.k.stride;
+    const float* vt = rows.v.data + t * rows.v.stride;
+    float* ot = o.data == nullptr ? nullptr : o.data + t * o.stride;
+    ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+      const V k = lanes.Load(d, kt + i), v = lanes.Load(d, vt + i);
+      const V eps = lanes.Load(d, s.eps + i);
+      V alpha = lanes.Load(d, s.alpha + i), alpha_low = lanes.Load(d, s.alpha_low + i);
+      V beta = lanes.Load(d, s.beta + i), beta_low = lanes.Load(d, s.beta_low + i);
+      if (ot != nullptr) {
+        V past, now;
+        Weights(d, eps, hn::Add(lanes.Load(d, rows.u + i), k), past, now);
+        const V out = hn::Div(hn::MulAdd(past, alpha, hn::Mul(now, v)),
+                              hn::MulAdd(past, beta, now));
+        lanes.Output(out, d, ot + i, range.stream);
+      }
+      V next, log_decay, keep, add;
+      Advance(d, eps, lanes.Load(d, rows.decay + i), k, next, log_decay, keep, add);
+      two_part::decay(d, log_decay, keep, alpha, alpha_low);
+      two_part::decay(d, log_decay, keep, beta, beta_low);
+      two_part::add(d, hn::Mul(add, v), alpha, alpha_low);
+      two_part::add(d, add, beta, beta_low);
+      lanes.Store(alpha, d, s.alpha + i);
+      lanes.Store(alpha_low, d, s.alpha_low + i);
+      lanes.Store(beta, d, s.beta + i);
+      lanes.Store(beta_low, d, s.beta_low + i);
+      lanes.Store(next, d, s.eps + i);
+    });
+  }
+  if (range.stream) hwy::FlushStream();
+}
+
+void Rwkv4Backward(const TokenRange& range, const Rwkv4Rows& rows, const float* before,
+                   TokenRows<const float> d_o, const Rwkv4GradRows& grads, const Rwkv4State& s,
+                   float* eps_low) {
+  const D d;
+  const int64_t channels = range.channels;
+  for (int64_t t = range.tokens; t-- > 0;) {
+    const float* old = before + 3 * t * channels;
+    ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
+      const auto token = [&](const auto& list) HWY_ATTR {
+        return list.data + t * list.stride + i;
+      };
+      const V k = lanes.Load(d, token(rows.k)), v = lanes.Load(d, token(rows.v));
+      const V alpha = lanes.Load(d, old + i), beta = lanes.Load(d, old + channels + i);
+      const V eps = lanes.Load(d, old + 2 * channels + i);
+      V d_alpha = lanes.Load(d, s.alpha + i), alpha_low = lanes.Load(d, s.alpha_low + i);
+      V d_beta = lanes.Load(d, s.beta + i), beta_low = lanes.Load(d, s.beta_low + i);
+      V d_eps = lanes.Load(d, s.eps + i), rest = lanes.Load(d, eps_low + i);
+
+      // The state after the token, from that before it. Its eps is d + eps, and k pushes the new
+      // token's weight; or it is k, and d + eps the sums'.
+      V next, log_decay, keep, add;
+      const auto holds =
+          Advance(d, eps, lanes.Load(d, rows.decay + i), k, next, log_decay, keep, add);
+      const V d_add = hn::Mul(add, hn::MulAdd(v, d_alpha, d_beta));
+      const V d_keep = hn::Mul(keep, hn::MulAdd(alpha, d_alpha, hn::Mul(beta, d_beta)));
+      V dv = hn::Mul(add, d_alpha);
+      V dk = hn::IfThenElse(holds, d_add, hn::Sub(d_eps, d_keep));
+      rest = hn::IfThenElseZero(holds, rest);
+      d_eps = hn::IfThenElse(holds, d_eps, d_keep);
+      two_part::add(d, hn::IfThenElseZero(holds, hn::Neg(d_add)), d_eps, rest);
+      two_part::accumulate(d, lanes, d_eps, grads.decay_high, grads.decay_low, i);
+      two_part::decay(d, log_decay, keep, d_alpha, alpha_low);
+      two_part::decay(d, log_decay, keep, d_beta, beta_low);
+
+      // The output.
+      V past, now;
+      Weights(d, eps, hn::Add(lanes.Load(d, rows.u + i), k), past, now);
+      const V denominator = hn::MulAdd(past, beta, now);
+      const V out = hn::Div(hn::MulAdd(past, alpha, hn::Mul(now, v)), denominator);
+      const V scaled = hn::Div(lanes.Load(d, token(d_o)), denominator);
+      const V from_past = hn::Mul(scaled, past), from_now = hn::Mul(scaled, now);
+      dv = hn::Add(dv, from_now);
+      const V d_now = hn::Mul(from_now, hn::Sub(v, out));
+      dk = hn::Add(dk, d_now);
+      two_part::accumulate(d, lanes, d_now, grads.u_high, grads.u_low, i);
+      two_part::add(d, from_past, d_alpha, alpha_low);
+      two_part::add(d, hn::Neg(hn::Mul(from_past, out)), d_beta, beta_low);
+      two_part::add(d, hn::Mul(from_past, hn::NegMulAdd(beta, out, alpha)), d_eps, rest);
+
+      if (grads.k.data != nullptr) lanes.Output(dk, d, token(grads.k), range.stream);
+      if (grads.v.data != nullptr) lanes.Output(dv, d, token(grads.v), range.stream);
+      lanes.Store(d_alpha, d, s.alpha + i);
+      lanes.Store(alpha_low, d, s.alpha_low + i);
+      lanes.Store(d_beta, d, s.beta + i);
+      lanes.Store(beta_low, d, s.beta_low + i);
+      lanes.Store(d_eps, d, s.eps + i);
+      lanes.Store(rest, d, eps_low + i);
+    });
+  }
+  if (range.stream) hwy::FlushStream();
+}
+
+}  // namespace ouzel::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/kernels/dispatch.h"
+
+namespace ouzel {
+
+HWY_EXPORT(Rwkv4Forward);
+HWY_EXPORT(Rwkv4Backward);
+
+void rwkv4_forward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, TokenRows<float> o,
+                   const Rwkv4State& state) {
+  OUZEL_DISPATCH(isa, Rwkv4Forward)(range, rows, o, state);
+}
+void rwkv4_backward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, const float* before,
+                    TokenRows<const float> d_o, const Rwkv4GradRows& grads,
+                    const Rwkv4State& state, float* eps_low) {
+  OUZEL_DISPATCH(isa, Rwkv4Backward)(range, rows, before, d_o, grads, state, eps_low);
+}
+
+}  // namespace ouzel
+#endif

@@ -1,0 +1,60 @@
+#include "src/ops/arguments.h"
+
+#include <cstring>
+#include <vector>
+
+#include <fmt/format.h>
+
+namespace ouzel {
+
+void refuse(const char* op, const std::string& sentence) {
+  throw Error(ErrorKind::kInvalidArgument, fmt::format("{}: {}", op, sentence));
+}
+
+namespace {
+
+void zero(float* data, const Tensor& shape, int axis) {
+  const auto d = static_cast<std::size_t>(axis);
+  if (axis == shape.rank - 1) {
+    std::memset(data, 0, static_cast<std::size_t>(shape.extent[d]) * sizeof(float));
+    return;
+  }
+  for (std::int64_t i = 0; i < shape.extent[d]; ++i) {
+    zero(data + i * shape.stride[d], shape, axis + 1);
+  }
+}
+
+}  // namespace
+
+void Sequences::zero_padding(const Tensor& rows) const {
+  if (given_ == nullptr || !rows.present()) return;
+  std::vector<std::int64_t> done(static_cast<std::size_t>(batch_));
+  const auto zero_until = [&](std::int64_t b, std::int64_t end) {
+    std::int64_t& t = done[static_cast<std::size_t>(b)];
+    for (; t < end; ++t) {
+      zero(static_cast<float*>(rows.data) + b * rows.stride[0] + t * rows.stride[1], rows, 2);
+    }
+  };
+  for (const Segment& s : given_->list) {  // increasing within a batch row
+    zero_until(s.batch, s.begin);
+    done[static_cast<std::size_t>(s.batch)] = s.begin + s.length;
+  }
+  for (std::int64_t b = 0; b < batch_; ++b) zero_until(b, tokens_);
+}
+
+void LargestDecay::check(const char* op, const char* name) const {
+  const float top = top_.load(std::memory_order_relaxed);
+  if (top <= kMax) return;
+  refuse(op, fmt::format("{} holds {}; log decays should be at most 0 (the logarithm of a factor "
+                         "in [0, 1])",
+                         name, top));
+}
+
+void check_step(const char* op, const char* name, const ConstTensor& x, const Tensor& state) {
+  if (!state.present()) refuse(op, "the state must be given");
+  if (x.rank >= 2 && x.extent[1] == 1) return;
+  refuse(op, fmt::format("{} should be one token of each sequence, [sequences, 1, ...], not {}",
+                         name, shape_string(x)));
+}
+
+}  // namespace ouzel

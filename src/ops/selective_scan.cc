@@ -1,0 +1,261 @@
+#include "ouzel/selective_scan.h"
+
+#include <algorithm>
+
+#include "src/base/context_impl.h"
+#include "src/kernels/pointwise.h"
+#include "src/kernels/selective_scan.h"
+#include "src/ops/arguments.h"
+#include "src/ops/channel_blocks.h"
+
+namespace ouzel {
+namespace {
+
+// A state of 128 channels and 16 columns, in two parts, with A: 24 KiB, half of the first level.
+constexpr std::int64_t kBlock = 128;
+// Backward: states after 16 tokens at a time, 128 KiB.
+constexpr std::int64_t kTokens = 16;
+
+// The call's shapes and its inputs as typed views.
+struct Call {
+  Call(const char* op, const SelectiveScanOptions& options, const SelectiveScanInputs& inputs)
+      : op(op),
+        shape(extents_of<3>(op, "x", inputs.x, "batch, tokens, channels")),
+        channels(shape[2]),
+        width(extents_of<2>(op, "A", inputs.a, "channels, state")[1]),
+        softplus(options.dt_softplus),
+        sequences(op, inputs.segments, shape[0], shape[1]),
+        states{sequences.count(), channels, width},
+        columns{shape[0], shape[1], width},
+        x(required<const float, 3>(op, "x", inputs.x, shape)),
+        dt(required<const float, 3>(op, "dt", inputs.dt, shape)),
+        z(view_of<const float, 3>(op, "z", inputs.z, shape)),
+        b(required<const float, 3>(op, "B", inputs.b, columns)),
+        c(required<const float, 3>(op, "C", inputs.c, columns)),
+        a(required<const float, 2>(op, "A", inputs.a, {channels, width})),
+        d(view_of<const float, 1>(op, "D", inputs.d, {channels})),
+        dt_bias(view_of<const float, 1>(op, "dt_bias", inputs.dt_bias, {channels})),
+        initial(view_of<const float, 3>(op, "initial_state", inputs.initial_state, states)) {}
+
+  // `turned` is A of the block, [width][channels].
+  SelectiveRows rows(const Segment& s, const ChannelBlock& at, const float* turned) const {
+    return {rows_of(x, s, at.first),
+            rows_of(dt, s, at.first),
+            rows_of(z, s, at.first),
+            rows_of(b, s, 0),
+            rows_of(c, s, 0),
+            width,
+            turned,
+            d.data == nullptr ? nullptr : d(at.first),
+            dt_bias.data == nullptr ? nullptr : dt_bias(at.first),
+            softplus};
+  }
+  std::int64_t size(const ChannelBlock& at) const { return width * at.channels; }
+
+  const char* op;
+  std::array<std::int64_t, 3> shape;
+  std::int64_t channels, width;
+  bool softplus;
+  Sequences sequences;
+  std::array<std::int64_t, 3> states, columns;
+  View<const float, 3> x, dt, z, b, c;
+  View<const float, 2> a;
+  View<const float, 1> d, dt_bias;
+  View<const float, 3> initial;
+};
+
+// A block of channels of [D, M] as [M][channels], and back; null: zeros, or not wanted.
+void load_turned(const float* from, std::int64_t stride, std::int64_t channels, std::int64_t width,
+                 float* to) {
+  if (from == nullptr) return load(nullptr, channels * width, to);
+  for (std::int64_t d = 0; d < channels; ++d) {
+    for (std::int64_t m = 0; m < width; ++m) to[m * channels + d] = from[d * stride + m];
+  }
+}
+void store_turned(const float* from, std::int64_t channels, std::int64_t width, float* to,
+                  std::int64_t stride) {
+  if (to == nullptr) return;
+  for (std::int64_t d = 0; d < channels; ++d) {
+    for (std::int64_t m = 0; m < width; ++m) to[d * stride + m] = from[m * channels + d];
+  }
+}
+template <class T>
+T* block_of(const View<T, 3>& state, const ChannelBlock& at) {
+  return state.data == nullptr ? nullptr : state(at.sequence, at.first);
+}
+
+std::size_t scratch_of(std::int64_t floats) {
+  return Scratch::rounded(static_cast<std::size_t>(floats) * sizeof(float));
+}
+
+}  // namespace
+
+void selective_scan(Context& context, const SelectiveScanOptions& options,
+                    const SelectiveScanInputs& inputs, const SelectiveScanOutputs& outputs) {
+  const Call c("selective_scan", options, inputs);
+  const auto residue =
+      view_of<const float, 3>(c.op, "initial_residue", inputs.initial_residue, c.states);
+  const auto o = required<float, 3>(c.op, "o", outputs.o, c.shape);
+  const auto final = view_of<float, 3>(c.op, "final_state", outputs.final_state, c.states);
+  const auto final_residue =
+      view_of<float, 3>(c.op, "final_residue", outputs.final_residue, c.states);
+
+  const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);
+  const bool stream = is_streamed(o);
+  Context::Impl& impl = context.impl();
+  impl.reserve(3 * scratch_of(c.width * blocks.width()) +
+               scratch_of(kSelectiveWork * blocks.width()));
+  LargestDecay decay;
+  impl.run(blocks.tasks(), [&](std::int64_t task, Scratch& scratch) {
+    const ChannelBlock at = blocks.task(task);
+    const Segment s = c.sequences[at.sequence];
+    float* a = scratch.take<float>(c.size(at));
+    float* high = scratch.take<float>(c.size(at));
+    float* low = scratch.take<float>(c.size(at));
+    float* work = scratch.take<float>(kSelectiveWork * at.channels);
+    load_turned(c.a(at.first), c.a.stride[0], at.channels, c.width, a);
+    load_turned(block_of(c.initial, at), c.initial.stride[1], at.channels, c.width, high);
+    load_turned(block_of(residue, at), residue.stride[1], at.channels, c.width, low);
+    if (s.length > 0) {
+      decay.see(selective_forward(context.isa(), {s.length, at.channels, stream},
+                                  c.rows(s, at, a), rows_of(o, s, at.first), high, low, work));
+    }
+    store_turned(high, at.channels, c.width, block_of(final, at), final.stride[1]);
+    store_turned(low, at.channels, c.width, block_of(final_residue, at), final_residue.stride[1]);
+  });
+  decay.check(c.op, "dt A");
+  c.sequences.zero_padding(outputs.o);
+}
+
+void selective_scan_backward(Context& context, const SelectiveScanOptions& options,
+                             const SelectiveScanInputs& inputs, const ConstTensor& d_o,
+                             const ConstTensor& d_final, const SelectiveScanInputGrads& grads) {
+  const Call c("selective_scan_backward", options, inputs);
+  const auto d_o_rows = required<const float, 3>(c.op, "d_o", d_o, c.shape);
+  const auto d_last = view_of<const float, 3>(c.op, "d_final", d_final, c.states);
+  const auto dx = view_of<float, 3>(c.op, "dx", grads.x, c.shape);
+  const auto ddt = view_of<float, 3>(c.op, "ddt", grads.dt, c.shape);
+  const auto dz = view_of<float, 3>(c.op, "dz", grads.z, c.shape);
+  const auto da = view_of<float, 2>(c.op, "dA", grads.a, {c.channels, c.width});
+  const auto db = view_of<float, 3>(c.op, "dB", grads.b, c.columns);
+  const auto dc = view_of<float, 3>(c.op, "dC", grads.c, c.columns);
+  const auto dd = view_of<float, 1>(c.op, "dD", grads.d, {c.channels});
+  const auto dbias = view_of<float, 1>(c.op, "ddt_bias", grads.dt_bias, {c.channels});
+  const auto d_first = view_of<float, 3>(c.op, "d_initial", grads.initial_state, c.states);
+
+  // A task owns channels of all sequences, whose parameters they share; its shares of dB and dC are
+  // added up when all tasks are done.
+  const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);
+  std::int64_t longest = 0;
+  for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
+    longest = std::max(longest, c.sequences[n].length);
+  }
+  const std::int64_t begins = (longest + kTokens - 1) / kTokens;
+  const std::int64_t size = c.width * blocks.width();
+  Context::Impl& impl = context.impl();
+  const std::int64_t share = c.shape[0] * c.shape[1] * c.width;
+  float* shares = impl.shared<float>(2 * share * blocks.blocks());
+  impl.reserve(7 * scratch_of(size) + scratch_of(size * begins) +
+               scratch_of(size * (kTokens + 1)) +
+               scratch_of((kSelectiveWork + 4) * blocks.width()));
+  impl.run(blocks.blocks(), [&](std::int64_t task, Scratch& scratch) {
+    float* memory[7];
+    for (float*& m : memory) m = scratch.take<float>(size);
+    const auto [a, high, low, g_high, g_low, a_high, a_low] = memory;
+    float* kept = scratch.take<float>(size * begins);
+    float* states = scratch.take<float>(size * (kTokens + 1));
+    float* work = scratch.take<float>((kSelectiveWork + 4) * blocks.width());
+    const ChannelBlock own = blocks.block(0, task);
+    const std::int64_t channels = own.channels, own_size = c.size(own);
+    float* sums = work + kSelectiveWork * channels;  // of dD and ddt_bias, in two parts
+    load(nullptr, 4 * channels, sums);
+    load(nullptr, own_size, a_high);
+    load(nullptr, own_size, a_low);
+    load_turned(c.a(own.first), c.a.stride[0], channels, c.width, a);
+    const View<float, 3> b_share(shares + 2 * task * share, c.columns);
+    const View<float, 3> c_share(shares + (2 * task + 1) * share, c.columns);
+    for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
+      const ChannelBlock at = blocks.block(n, task);
+      const Segment s = c.sequences[n];
+      const auto forward = [&](std::int64_t begin, std::int64_t tokens) {
+        const Segment part = {s.batch, s.begin + begin, tokens};
+        selective_forward(context.isa(), {tokens, channels}, c.rows(part, at, a), {}, high, low,
+                          work);
+      };
+      // The states at the begins of blocks, the residues dropped as if each were a new call.
+      load_turned(block_of(c.initial, at), c.initial.stride[1], channels, c.width, high);
+      load(nullptr, own_size, low);
+      for (std::int64_t t = 0; t < s.length; t += kTokens) {
+        store(high, own_size, kept + t / kTokens * own_size);
+        forward(t, std::min(kTokens, s.length - t));
+      }
+      load_turned(block_of(d_last, at), d_last.stride[1], channels, c.width, g_high);
+      load(nullptr, own_size, g_low);
+      for (std::int64_t t = (s.length - 1) / kTokens * kTokens; t >= 0 && s.length > 0;
+           t -= kTokens) {
+        const std::int64_t tokens = std::min(kTokens, s.length - t);
+        load(kept + t / kTokens * own_size, own_size, high);
+        load(nullptr, own_size, low);
+        store(high, own_size, states);
+        for (std::int64_t i = 0; i < tokens; ++i) {
+          forward(t + i, 1);
+          store(high, own_size, states + (i + 1) * own_size);
+        }
+        const Segment part = {s.batch, s.begin + t, tokens};
+        SelectiveGradRows to;
+        to.x = rows_of(dx, part, own.first);
+        to.dt = rows_of(ddt, part, own.first);
+        to.z = rows_of(dz, part, own.first);
+        to.b = rows_of(b_share, part, 0);
+        to.c = rows_of(c_share, part, 0);
+        to.a_high = a_high;
+        to.a_low = a_low;
+        to.skip_high = sums;
+        to.skip_low = sums + channels;
+        to.bias_high = sums + 2 * channels;
+        to.bias_low = sums + 3 * channels;
+        selective_backward(context.isa(), {tokens, channels}, c.rows(part, at, a), states,
+                           rows_of(d_o_rows, part, own.first), to, g_high, g_low, work);
+      }
+      store_turned(g_high, channels, c.width, block_of(d_first, at), d_first.stride[1]);
+    }
+    for (std::int64_t i = 0; i < channels; ++i) {
+      if (dd.data != nullptr) dd.at(own.first + i) += sums[i];
+      if (dbias.data != nullptr) dbias.at(own.first + i) += sums[2 * channels + i];
+      for (std::int64_t m = 0; m < c.width && da.data != nullptr; ++m) {
+        da.at(own.first + i, m) += a_high[m * channels + i];
+      }
+    }
+  });
+  const auto add_shares = [&](const View<float, 3>& to, std::int64_t which) {
+    if (to.data == nullptr) return;
+    impl.run(c.sequences.count(), [&](std::int64_t n, Scratch&) {
+      const Segment s = c.sequences[n];
+      for (std::int64_t t = s.begin; t < s.begin + s.length; ++t) {
+        load(nullptr, c.width, to(s.batch, t));
+        for (std::int64_t k = 0; k < blocks.blocks(); ++k) {
+          const View<float, 3> from(shares + (2 * k + which) * share, c.columns);
+          add_to(context.isa(), from(s.batch, t), to(s.batch, t), c.width);
+        }
+      }
+    });
+  };
+  add_shares(db, 0);
+  add_shares(dc, 1);
+  for (const Tensor* rows : {&grads.x, &grads.dt, &grads.z, &grads.b, &grads.c}) {
+    c.sequences.zero_padding(*rows);
+  }
+}
+
+void selective_scan_step(Context& context, const SelectiveScanOptions& options,
+                         const SelectiveScanInputs& inputs, const Tensor& state,
+                         const Tensor& residue, const Tensor& o) {
+  check_step("selective_scan_step", "x", inputs.x, state);
+  SelectiveScanInputs token = inputs;
+  token.initial_state = state;
+  token.initial_residue = residue;
+  token.segments = nullptr;
+  selective_scan(context, options, token, {o, state, residue});
+}
+
+}  // namespace ouzel
