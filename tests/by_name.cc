@@ -6,6 +6,7 @@
 #include <map>
 
 #include "src/ops/reference/laws.h"
+#include "src/ops/reference/named.h"
 #include "src/ops/registry.h"
 #include "tests/operand.h"
 #include "tests/slices.h"
@@ -128,7 +129,51 @@ Results<float> run_steps(Context& context, const Call& call, const ByName& a) {
   return all;
 }
 
+namespace {
+
+// Of an operator among reference::named_references().
+Results<double> evaluate(const Call& call, const OperatorInfo& info, const ByName& a) {
+  const Attributes attributes(info, a.attributes);
+  reference::Setting setting;
+  setting.segments = a.segments;
+  for (const AttributeInfo& attribute : info.attributes) {
+    const std::string& name = attribute.name;
+    if (attribute.kind == AttributeKind::kFlag) {
+      setting.numbers[name] = attributes.flag(name) ? 1 : 0;
+    } else if (const auto number = attributes.number(name)) {
+      setting.numbers[name] = *number;
+    } else {
+      setting.texts[name] = attributes.text(name);
+    }
+  }
+  reference::Tensors<double> upstream;  // by the names of the outputs
+  for (const TensorInfo& output : info.outputs) {
+    if (call.up(output.gradient).present()) upstream[output.name] = call.up(output.gradient);
+  }
+  const reference::NamedResults r = reference::evaluate(info.name, a.inputs, setting, upstream);
+  Results<double> results;
+  for (const TensorInfo& output : info.outputs) {
+    const auto found = r.outputs.find(output.name);
+    if (found == r.outputs.end()) continue;
+    results.outputs.push_back(named(info, a, output.name, found->second));
+  }
+  for (const TensorInfo& input : info.inputs) {
+    const auto found = r.gradients.find(input.name);
+    if (found == r.gradients.end() || input.gradient.empty()) continue;
+    results.gradients.push_back(named(info, a, input.gradient, found->second));
+  }
+  return results;
+}
+
+}  // namespace
+
+bool has_named_reference(const std::string& op) {
+  return is_operator(op) &&
+         std::ranges::count(reference::named_references(), find_operator(op).name) != 0;
+}
+
 Results<double> run_reference(const Call& call, const ByName& a) {
+  if (has_named_reference(a.op)) return evaluate(call, find_operator(a.op), a);
   const Attributes attributes(find_operator(a.op), a.attributes);
   reference::LawArguments<double> law;
   law.law = a.op;

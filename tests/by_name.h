@@ -12,6 +12,8 @@ namespace ouzel::test {
 bool is_operator(const std::string& name);
 // Whether it is among reference::law_names().
 bool is_law(const std::string& op);
+// Whether it, or what it is an alias of, is among reference::named_references().
+bool has_named_reference(const std::string& op);
 
 void add_slots(std::vector<Slot>& list, ByName& call);
 Results<float> run(Context& context, const Call& call, const ByName& arguments);

@@ -177,6 +177,7 @@ inline std::optional<Call> table_call_of(const GoldenFile& f) {
 inline std::optional<Results<double>> reference_results(const GoldenFile& f) {
   Call call{{}, upstream_of(f), {}, form_of(f)};
   if (is_law(f.op())) return run_reference(call, law_arguments_of(f));
+  if (has_named_reference(f.op())) return run_reference(table_call_of(f).value());
   if (f.op() == "attention") {
     call.arguments = softmax_attention_of(f);
   } else if (f.op() == "short_conv") {

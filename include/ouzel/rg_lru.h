@@ -15,9 +15,9 @@ struct RgLruOptions {
   bool first_multiplier_one = false;  // the root is 1 at the first token of a sequence
 };
 
-// x, r, i (before the sigmoid) and o [B, T, D]; a_param [D]; states [N, D]. float32, any strides with
-// unit last stride; final states may be the memory of the initial ones. NaN propagates within its
-// channel, and an infinity becomes NaN.
+// x, r, i (before the sigmoid) and o [B, T, D]; a_param [D]; states [N, D]. float32, any strides
+// with unit last stride; final states may be the memory of the initial ones. NaN propagates within
+// its channel, and an infinity becomes NaN.
 struct RgLruInputs {
   ConstTensor x, r, i, a_param;
   ConstTensor initial_state, initial_residue;  // as in ouzel/hgrn.h
@@ -32,8 +32,8 @@ struct RgLruOutputs {
 OUZEL_EXPORT void rg_lru(Context& context, const RgLruOptions& options, const RgLruInputs& inputs,
                          const RgLruOutputs& outputs);
 
-// Gradients are assigned, that of a_param is added to; absent ones are not computed. The root has no
-// slope where e^L is 1: it counts as 0 there.
+// Gradients are assigned, that of a_param is added to; absent ones are not computed. The root has
+// no slope where e^L is 1: it counts as 0 there.
 struct RgLruInputGrads {
   Tensor x, r, i, a_param, initial_state;
 };

@@ -14,14 +14,14 @@
 
 namespace ouzel {
 
-// k, v and o [B, T, C]; w (raw: d = -e^w) and u [C]; states [N, 3, 1, C] = alpha, beta, eps. float32,
-// any strides with unit last stride; final states may be the memory of the initial ones. NaN
-// propagates within its channel.
+// k, v and o [B, T, C]; w (raw: d = -e^w) and u [C]; states [N, 3, 1, C] = alpha, beta, eps.
+// float32, any strides with unit last stride; final states may be the memory of the initial ones.
+// NaN propagates within its channel.
 struct Rwkv4Inputs {
   ConstTensor k, v, w, u;
   ConstTensor initial_state;  // absent: alpha = beta = 0, eps = -1e38
-  // What rounding took from alpha and beta, [N, 2, 1, C], absent: zeros. With it a sequence may be
-  // cut anywhere: its outputs are those of the unbroken one, bit for bit.
+  // What rounding took from the state, [N, 3, 1, C], absent: zeros. With it a sequence may be cut
+  // anywhere: its outputs are those of the unbroken one, bit for bit.
   ConstTensor initial_residue;
   const Segments* segments = nullptr;  // null: each batch row is one sequence
 };

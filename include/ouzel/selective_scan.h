@@ -41,8 +41,8 @@ struct SelectiveScanInputGrads {
 
 // d_final may be absent (zeros).
 OUZEL_EXPORT void selective_scan_backward(Context& context, const SelectiveScanOptions& options,
-                                          const SelectiveScanInputs& inputs,
-                                          const ConstTensor& d_o, const ConstTensor& d_final,
+                                          const SelectiveScanInputs& inputs, const ConstTensor& d_o,
+                                          const ConstTensor& d_final,
                                           const SelectiveScanInputGrads& grads);
 
 // One token of N sequences: `inputs` with T = 1 and no states or segments; state and residue (or

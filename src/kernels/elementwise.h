@@ -20,8 +20,8 @@ struct TokenRange {
   bool stream = false;
 };
 
-// h' = e^g h + x, o = h'. `high` + `low` is the state [channels], updated. Returns the largest g, at
-// least 0.
+// h' = e^g h + x, o = h'. `high` + `low` is the state [channels], updated. Returns the largest g,
+// at least 0.
 float hgrn_forward(Isa isa, const TokenRange& range, TokenRows<const float> x,
                    TokenRows<const float> g, TokenRows<float> o, float* high, float* low);
 // From dh [channels] of the last state, in two parts, to that of the first. `h` are the outputs of
@@ -47,10 +47,18 @@ void rg_lru_backward(Isa isa, const TokenRange& range, const RgLruRows& rows,
                      TokenRows<const float> h, const float* h0, TokenRows<const float> d_o,
                      const RgLruGradRows& grads, float* high, float* low);
 
-// The state of rwkv4, [channels] each: true numerator (alpha + alpha_low) e^eps and denominator.
+// The state of rwkv4, six parts of [channels]: alpha, beta, eps, and what rounding took from each.
+// The true numerator is alpha e^eps, the denominator beta e^eps.
+inline constexpr std::int64_t kRwkv4Parts = 6;
 struct Rwkv4State {
-  float *alpha = nullptr, *beta = nullptr, *eps = nullptr;
-  float *alpha_low = nullptr, *beta_low = nullptr;
+  Rwkv4State(float* parts, std::int64_t channels)
+      : alpha(parts),
+        beta(parts + channels),
+        eps(parts + 2 * channels),
+        alpha_low(parts + 3 * channels),
+        beta_low(parts + 4 * channels),
+        eps_low(parts + 5 * channels) {}
+  float *alpha, *beta, *eps, *alpha_low, *beta_low, *eps_low;
 };
 // decay (-e^w) and u, [channels].
 struct Rwkv4Rows {
@@ -65,10 +73,10 @@ struct Rwkv4GradRows {
   float *decay_high = nullptr, *decay_low = nullptr;  // [channels], added to
   float *u_high = nullptr, *u_low = nullptr;
 };
-// `before` holds alpha, beta and eps [tokens][3][channels] before each token; `state` the gradients
-// of the state, eps_low beside.
+// `before` holds the states before each token, [tokens][kRwkv4Parts][channels]; `state` is the
+// gradient of the last state, and becomes that of the first.
 void rwkv4_backward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, const float* before,
                     TokenRows<const float> d_o, const Rwkv4GradRows& grads,
-                    const Rwkv4State& state, float* eps_low);
+                    const Rwkv4State& state);
 
 }  // namespace ouzel

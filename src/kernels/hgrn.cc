@@ -7,11 +7,13 @@
 #include "src/kernels/targets.h"
 
 #include "hwy/foreach_target.h"
+
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #include "src/kernels/lanes-inl.h"
 #include "src/kernels/math-inl.h"
-#include "src/kernels/two_part-inl.h"
+#include "src/kernels/scan-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ouzel::HWY_NAMESPACE {
@@ -33,8 +35,7 @@ float HgrnForward(const TokenRange& range, TokenRows<const float> x, TokenRows<c
       top = hn::IfThenElse(hn::Gt(given, top), given, top);
       const V gate = math::at_most(d, hn::Zero(d), given);
       V h = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
-      two_part::decay(d, gate, math::exp(d, gate), h, rest);
-      two_part::add(d, lanes.Load(d, xt + i), h, rest);
+      decay_and_add(d, gate, math::exp(d, gate), lanes.Load(d, xt + i), h, rest);
       lanes.Store(h, d, high + i);
       lanes.Store(rest, d, low + i);
       lanes.Output(h, d, ot + i, range.stream);
@@ -56,14 +57,14 @@ void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<c
       const V gate = math::at_most(d, hn::Zero(d), lanes.Load(d, gt + i));
       const V factor = math::exp(d, gate);
       V dh = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
-      two_part::add(d, lanes.Load(d, d_o.data + t * d_o.stride + i), dh, rest);
+      add_to_sum(d, lanes.Load(d, d_o.data + t * d_o.stride + i), dh, rest);
       if (dx.data != nullptr) lanes.Output(dh, d, dx.data + t * dx.stride + i, range.stream);
       if (dg.data != nullptr) {
         const V product = hn::Mul(hn::Mul(dh, factor), lanes.Load(d, before + i));
         lanes.Output(hn::IfThenZeroElse(hn::Eq(gate, reset), product), d,
                      dg.data + t * dg.stride + i, range.stream);
       }
-      two_part::decay(d, gate, factor, dh, rest);
+      decay_and_add(d, gate, factor, hn::Zero(d), dh, rest);
       lanes.Store(dh, d, high + i);
       lanes.Store(rest, d, low + i);
     });

@@ -1,4 +1,4 @@
-// A loop over n floats in vectors whose tail runs the same body on its first lanes only: nothing
+// A loop over n numbers in vectors whose tail runs the same body on its first lanes only: nothing
 // beyond n is read or written.
 #if defined(OUZEL_KERNELS_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OUZEL_KERNELS_LANES_INL_H_
@@ -18,16 +18,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 struct AllLanes {
   template <class D>
-  HWY_INLINE hn::Vec<D> Load(D d, const float* p) const {
+  HWY_INLINE hn::Vec<D> Load(D d, const hn::TFromD<D>* p) const {
     return hn::LoadU(d, p);
   }
   template <class D>
-  HWY_INLINE void Store(hn::Vec<D> v, D d, float* p) const {
+  HWY_INLINE void Store(hn::Vec<D> v, D d, hn::TFromD<D>* p) const {
     hn::StoreU(v, d, p);
   }
   // Past the caches if `stream`; p is then aligned to whole vectors.
   template <class D>
-  HWY_INLINE void Output(hn::Vec<D> v, D d, float* p, bool stream) const {
+  HWY_INLINE void Output(hn::Vec<D> v, D d, hn::TFromD<D>* p, bool stream) const {
     stream ? hn::Stream(v, d, p) : hn::StoreU(v, d, p);
   }
 };
@@ -36,15 +36,15 @@ struct AllLanes {
 struct FirstLanes {
   size_t count;
   template <class D>
-  HWY_INLINE hn::Vec<D> Load(D d, const float* p) const {
+  HWY_INLINE hn::Vec<D> Load(D d, const hn::TFromD<D>* p) const {
     return hn::MaskedLoad(hn::FirstN(d, count), d, p);
   }
   template <class D>
-  HWY_INLINE void Store(hn::Vec<D> v, D d, float* p) const {
+  HWY_INLINE void Store(hn::Vec<D> v, D d, hn::TFromD<D>* p) const {
     hn::BlendedStore(v, hn::FirstN(d, count), d, p);
   }
   template <class D>
-  HWY_INLINE void Output(hn::Vec<D> v, D d, float* p, bool) const {
+  HWY_INLINE void Output(hn::Vec<D> v, D d, hn::TFromD<D>* p, bool) const {
     Store(v, d, p);
   }
 };

@@ -7,11 +7,13 @@
 #include "src/kernels/targets.h"
 
 #include "hwy/foreach_target.h"
+
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #include "src/kernels/lanes-inl.h"
 #include "src/kernels/math-inl.h"
-#include "src/kernels/two_part-inl.h"
+#include "src/kernels/scan-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ouzel::HWY_NAMESPACE {
@@ -40,8 +42,7 @@ void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<floa
       const V log_a = hn::Neg(hn::Mul(rate, math::sigmoid(d, lanes.Load(d, rt + i))));
       const V input = hn::Mul(math::sigmoid(d, lanes.Load(d, it + i)), lanes.Load(d, xt + i));
       V h = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
-      two_part::decay(d, log_a, math::exp(d, log_a), h, rest);
-      two_part::add(d, hn::Mul(Root(d, log_a, is_one), input), h, rest);
+      decay_and_add(d, log_a, math::exp(d, log_a), hn::Mul(Root(d, log_a, is_one), input), h, rest);
       lanes.Store(h, d, high + i);
       lanes.Store(rest, d, low + i);
       lanes.Output(h, d, ot + i, range.stream);
@@ -59,9 +60,7 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
     const float* before = t > 0 ? h.data + (t - 1) * h.stride : h0;
     const bool is_one = rows.first_is_one && t == 0;
     ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      const auto token = [&](const auto& list) HWY_ATTR {
-        return list.data + t * list.stride + i;
-      };
+      const auto token = [&](const auto& list) HWY_ATTR { return list.data + t * list.stride + i; };
       const auto put = [&](const TokenRows<float>& list, V value) HWY_ATTR {
         if (list.data != nullptr) lanes.Output(value, d, token(list), range.stream);
       };
@@ -73,7 +72,7 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
       const V a = math::exp(d, log_a);
       const V root = Root(d, log_a, is_one);
       V dh = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
-      two_part::add(d, lanes.Load(d, token(d_o)), dh, rest);
+      add_to_sum(d, lanes.Load(d, token(d_o)), dh, rest);
 
       const V through = hn::Mul(dh, root);
       put(grads.x, hn::Mul(through, in));
@@ -82,13 +81,11 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
       const V slope = is_one ? hn::Zero(d)
                              : hn::IfThenZeroElse(hn::Eq(root, hn::Zero(d)),
                                                   hn::Div(hn::Mul(a, a), hn::Neg(root)));
-      const V d_log_a = hn::Mul(
-          dh, hn::MulAdd(a, lanes.Load(d, before + i), hn::Mul(hn::Mul(slope, in), x)));
-      put(grads.r,
-          hn::Neg(hn::Mul(hn::Mul(d_log_a, rate), hn::Mul(open, hn::Sub(one, open)))));
-      two_part::accumulate(d, lanes, hn::Neg(hn::Mul(d_log_a, open)), grads.rate_high,
-                           grads.rate_low, i);
-      two_part::decay(d, log_a, a, dh, rest);
+      const V d_log_a =
+          hn::Mul(dh, hn::MulAdd(a, lanes.Load(d, before + i), hn::Mul(hn::Mul(slope, in), x)));
+      put(grads.r, hn::Neg(hn::Mul(hn::Mul(d_log_a, rate), hn::Mul(open, hn::Sub(one, open)))));
+      accumulate(d, lanes, hn::Neg(hn::Mul(d_log_a, open)), grads.rate_high, grads.rate_low, i);
+      decay_and_add(d, log_a, a, hn::Zero(d), dh, rest);
       lanes.Store(dh, d, high + i);
       lanes.Store(rest, d, low + i);
     });

@@ -1,5 +1,5 @@
-// What the elementwise scans are made of: decays of sums in two parts (two_part-inl.h), and such sums
-// in memory.
+// What the elementwise scans are made of: decays of sums in two parts (two_part-inl.h), and such
+// sums in memory.
 
 // Per-target include guard.
 #if defined(OUZEL_KERNELS_SCAN_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -7,11 +7,13 @@
 #include "src/kernels/targets.h"
 
 #include "hwy/foreach_target.h"
+
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #include "src/kernels/lanes-inl.h"
 #include "src/kernels/math-inl.h"
-#include "src/kernels/two_part-inl.h"
+#include "src/kernels/scan-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ouzel::HWY_NAMESPACE {
@@ -26,8 +28,8 @@ HWY_INLINE V Softplus(D d, V x) {
   const V u = math::exp(d, hn::Neg(hn::Abs(x)));
   const V w = hn::Add(one, u);
   const V change = hn::Sub(w, one);
-  const V log1p = hn::IfThenElse(hn::Eq(change, hn::Zero(d)), u,
-                                 hn::Mul(math::log(d, w), hn::Div(u, change)));
+  const V log1p =
+      hn::IfThenElse(hn::Eq(change, hn::Zero(d)), u, hn::Mul(math::log(d, w), hn::Div(u, change)));
   return hn::Add(math::at_least(d, hn::Zero(d), x), log1p);
 }
 
@@ -66,8 +68,7 @@ float SelectiveForward(const TokenRange& range, const SelectiveRows& rows, Token
         top = hn::IfThenElse(hn::Gt(given, top), given, top);
         const V gate = math::at_most(d, hn::Zero(d), given);
         V h = lanes.Load(d, high + n * channels + i), rest = lanes.Load(d, low + n * channels + i);
-        two_part::decay(d, gate, math::exp(d, gate), h, rest);
-        two_part::add(d, hn::Mul(lanes.Load(d, dtx + i), b), h, rest);
+        decay_and_add(d, gate, math::exp(d, gate), hn::Mul(lanes.Load(d, dtx + i), b), h, rest);
         lanes.Store(h, d, high + n * channels + i);
         lanes.Store(rest, d, low + n * channels + i);
         lanes.Store(hn::MulAdd(c, h, lanes.Load(d, y + i)), d, y + i);
@@ -129,7 +130,7 @@ void SelectiveBackward(const TokenRange& range, const SelectiveRows& rows, const
       lanes.Store(g, d, dy + i);
       lanes.Store(zero, d, ddt + i);
       lanes.Store(Skip(d, lanes, rows, g, i), d, dx + i);
-      two_part::accumulate(d, lanes, hn::Mul(g, xt), grads.skip_high, grads.skip_low, i);
+      accumulate(d, lanes, hn::Mul(g, xt), grads.skip_high, grads.skip_low, i);
     });
     for (int64_t n = 0; n < rows.width; ++n) {
       const V b = hn::Set(d, rows.b.data[t * rows.b.stride + n]);
@@ -140,7 +141,7 @@ void SelectiveBackward(const TokenRange& range, const SelectiveRows& rows, const
         const V xt = lanes.Load(d, x + i), step = lanes.Load(d, dt + i);
         const V a = lanes.Load(d, rows.a + column + i), g = lanes.Load(d, dy + i);
         V dh = lanes.Load(d, high + column + i), rest = lanes.Load(d, low + column + i);
-        two_part::add(d, hn::Mul(c, g), dh, rest);
+        add_to_sum(d, hn::Mul(c, g), dh, rest);
         dc = hn::MulAdd(g, lanes.Load(d, after + column + i), dc);
         db = hn::MulAdd(hn::Mul(dh, step), xt, db);
 
@@ -152,8 +153,8 @@ void SelectiveBackward(const TokenRange& range, const SelectiveRows& rows, const
         const V d_step = hn::MulAdd(d_gate, a, hn::Mul(dhb, xt));
         lanes.Store(hn::Add(lanes.Load(d, ddt + i), d_step), d, ddt + i);
         lanes.Store(hn::MulAdd(dhb, step, lanes.Load(d, dx + i)), d, dx + i);
-        two_part::accumulate(d, lanes, hn::Mul(d_gate, step), grads.a_high, grads.a_low, column + i);
-        two_part::decay(d, gate, factor, dh, rest);
+        accumulate(d, lanes, hn::Mul(d_gate, step), grads.a_high, grads.a_low, column + i);
+        decay_and_add(d, gate, factor, hn::Zero(d), dh, rest);
         lanes.Store(dh, d, high + column + i);
         lanes.Store(rest, d, low + column + i);
       });
@@ -166,7 +167,7 @@ void SelectiveBackward(const TokenRange& range, const SelectiveRows& rows, const
     }
     ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
       const V d_step = hn::Mul(lanes.Load(d, ddt + i), lanes.Load(d, slope + i));
-      two_part::accumulate(d, lanes, d_step, grads.bias_high, grads.bias_low, i);
+      accumulate(d, lanes, d_step, grads.bias_high, grads.bias_low, i);
       if (grads.dt.data != nullptr) {
         lanes.Output(d_step, d, grads.dt.data + t * grads.dt.stride + i, range.stream);
       }

@@ -1,5 +1,5 @@
-// Kernels of the selective scan: tokens of one sequence over a range of channels. States, A and their
-// gradients are [width][channels]: vectors run along the channels.
+// Kernels of the selective scan: tokens of one sequence over a range of channels. States, A and
+// their gradients are [width][channels]: vectors run along the channels.
 #pragma once
 
 #include "src/kernels/elementwise.h"

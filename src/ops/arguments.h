@@ -66,7 +66,8 @@ class Sequences {
   Segment operator[](std::int64_t n) const {
     return given_ != nullptr ? given_->list[static_cast<std::size_t>(n)] : Segment{n, 0, tokens_};
   }
-  // Zeros in the rows of [B, T, ...] float32 that are in no segment; an absent tensor is left alone.
+  // Zeros in the rows of [B, T, ...] float32 that are in no segment; an absent tensor is left
+  // alone.
   void zero_padding(const Tensor& rows) const;
 
  private:

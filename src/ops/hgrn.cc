@@ -26,8 +26,7 @@ void hgrn(Context& context, const HgrnInputs& inputs, const HgrnOutputs& outputs
       view_of<const float, 2>(op, "initial_residue", inputs.initial_residue, states);
   const auto o = required<float, 3>(op, "o", outputs.o, shape);
   const auto final = view_of<float, 2>(op, "final_state", outputs.final_state, states);
-  const auto final_residue =
-      view_of<float, 2>(op, "final_residue", outputs.final_residue, states);
+  const auto final_residue = view_of<float, 2>(op, "final_residue", outputs.final_residue, states);
 
   const ChannelBlocks blocks(sequences.count(), channels, kBlock);
   const bool stream = is_streamed(o);
@@ -42,9 +41,8 @@ void hgrn(Context& context, const HgrnInputs& inputs, const HgrnOutputs& outputs
     load(row_of(initial, b), b.channels, high);
     load(row_of(residue, b), b.channels, low);
     if (s.length > 0) {
-      decay.see(hgrn_forward(context.isa(), {s.length, b.channels, stream},
-                             rows_of(x, s, b.first), rows_of(g, s, b.first),
-                             rows_of(o, s, b.first), high, low));
+      decay.see(hgrn_forward(context.isa(), {s.length, b.channels, stream}, rows_of(x, s, b.first),
+                             rows_of(g, s, b.first), rows_of(o, s, b.first), high, low));
     }
     store(high, b.channels, row_of(final, b));
     store(low, b.channels, row_of(final_residue, b));

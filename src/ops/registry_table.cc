@@ -9,7 +9,7 @@ namespace {
 std::vector<OperatorInfo> make_table() {
   std::vector<OperatorInfo> table;
   for (auto* family : {linear_attention_rows, retention_rows, matrix_law_rows,
-                       softmax_attention_rows, short_conv_rows}) {
+                       softmax_attention_rows, short_conv_rows, scan_rows}) {
     for (OperatorInfo& row : family()) table.push_back(std::move(row));
   }
   return table;

@@ -121,9 +121,8 @@ void rg_lru_backward(Context& context, const RgLruOptions& options, const RgLruI
       if (s.length > 0) {
         const RgLruGradRows to = {rows_of(dx, s, b.first), rows_of(dr, s, b.first),
                                   rows_of(di, s, b.first), rate_high, rate_low};
-        rg_lru_backward(context.isa(), {s.length, b.channels, stream},
-                        c.rows(options, s, b, rate), rows_of(h, s, b.first), h0,
-                        rows_of(d_o_rows, s, b.first), to, high, low);
+        rg_lru_backward(context.isa(), {s.length, b.channels, stream}, c.rows(options, s, b, rate),
+                        rows_of(h, s, b.first), h0, rows_of(d_o_rows, s, b.first), to, high, low);
       }
       store(high, b.channels, row_of(d_first, b));
     }

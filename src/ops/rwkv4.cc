@@ -1,5 +1,6 @@
 #include "ouzel/rwkv4.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "src/base/context_impl.h"
@@ -11,8 +12,8 @@ namespace ouzel {
 namespace {
 
 constexpr std::int64_t kBlock = 512;
-// The states before 64 tokens of 128 channels are recomputed at a time: 96 KiB.
-constexpr std::int64_t kBackwardBlock = 128, kTokens = 64;
+// The states before 32 tokens of 128 channels are recomputed at a time: 96 KiB.
+constexpr std::int64_t kBackwardBlock = 128, kTokens = 32;
 constexpr float kNothingYet = -1e38f;  // eps before the first token
 
 // The call's shapes and its inputs as typed views.
@@ -23,13 +24,12 @@ struct Call {
         channels(shape[2]),
         sequences(op, inputs.segments, shape[0], shape[1]),
         states{sequences.count(), 3, 1, channels},
-        residues{sequences.count(), 2, 1, channels},
         k(required<const float, 3>(op, "k", inputs.k, shape)),
         v(required<const float, 3>(op, "v", inputs.v, shape)),
         w(required<const float, 1>(op, "w", inputs.w, {channels})),
         u(required<const float, 1>(op, "u", inputs.u, {channels})),
         initial(view_of<const float, 4>(op, "initial_state", inputs.initial_state, states)),
-        residue(view_of<const float, 4>(op, "initial_residue", inputs.initial_residue, residues)) {}
+        residue(view_of<const float, 4>(op, "initial_residue", inputs.initial_residue, states)) {}
 
   // -e^w, in memory that the tasks share.
   const float* decays(Context& context) const {
@@ -42,26 +42,23 @@ struct Call {
   Rwkv4Rows rows(const Segment& s, const ChannelBlock& b, const float* decay) const {
     return {rows_of(k, s, b.first), rows_of(v, s, b.first), decay + b.first, u(b.first)};
   }
-  // The initial state of a block: alpha, beta, eps and two residues, [5][channels].
-  Rwkv4State load_state(const ChannelBlock& b, float* memory) const {
+  // The initial state of a block.
+  void load_state(const ChannelBlock& b, float* parts) const {
     const std::int64_t n = b.channels;
-    for (std::int64_t part = 0; part < 3; ++part) {
-      load(initial.data == nullptr ? nullptr : initial(b.sequence, part, 0, b.first), n,
-           memory + part * n);
+    for (std::int64_t i = 0; i < 3; ++i) {
+      load(initial.data == nullptr ? nullptr : initial(b.sequence, i, 0, b.first), n,
+           parts + i * n);
+      load(residue.data == nullptr ? nullptr : residue(b.sequence, i, 0, b.first), n,
+           parts + (3 + i) * n);
     }
-    if (initial.data == nullptr) std::fill(memory + 2 * n, memory + 3 * n, kNothingYet);
-    for (std::int64_t part = 0; part < 2; ++part) {
-      load(residue.data == nullptr ? nullptr : residue(b.sequence, part, 0, b.first), n,
-           memory + (3 + part) * n);
-    }
-    return {memory, memory + n, memory + 2 * n, memory + 3 * n, memory + 4 * n};
+    if (initial.data == nullptr) std::fill(parts + 2 * n, parts + 3 * n, kNothingYet);
   }
 
   const char* op;
   std::array<std::int64_t, 3> shape;
   std::int64_t channels;
   Sequences sequences;
-  std::array<std::int64_t, 4> states, residues;
+  std::array<std::int64_t, 4> states;
   View<const float, 3> k, v;
   View<const float, 1> w, u;
   View<const float, 4> initial, residue;
@@ -74,27 +71,30 @@ void rwkv4(Context& context, const Rwkv4Inputs& inputs, const Rwkv4Outputs& outp
   const auto o = required<float, 3>(c.op, "o", outputs.o, c.shape);
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.states);
   const auto final_residue =
-      view_of<float, 4>(c.op, "final_residue", outputs.final_residue, c.residues);
+      view_of<float, 4>(c.op, "final_residue", outputs.final_residue, c.states);
 
   const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);
   const bool stream = is_streamed(o);
   Context::Impl& impl = context.impl();
   const float* decay = c.decays(context);
-  impl.reserve(Scratch::rounded(static_cast<std::size_t>(5 * blocks.width()) * sizeof(float)));
+  impl.reserve(
+      Scratch::rounded(static_cast<std::size_t>(kRwkv4Parts * blocks.width()) * sizeof(float)));
   impl.run(blocks.tasks(), [&](std::int64_t task, Scratch& scratch) {
     const ChannelBlock b = blocks.task(task);
     const Segment s = c.sequences[b.sequence];
-    const Rwkv4State state = c.load_state(b, scratch.take<float>(5 * b.channels));
+    float* state = scratch.take<float>(kRwkv4Parts * b.channels);
+    c.load_state(b, state);
     if (s.length > 0) {
       rwkv4_forward(context.isa(), {s.length, b.channels, stream}, c.rows(s, b, decay),
-                    rows_of(o, s, b.first), state);
+                    rows_of(o, s, b.first), {state, b.channels});
     }
-    for (std::int64_t part = 0; part < 3 && final.data != nullptr; ++part) {
-      store(state.alpha + part * b.channels, b.channels, final(b.sequence, part, 0, b.first));
-    }
-    for (std::int64_t part = 0; part < 2 && final_residue.data != nullptr; ++part) {
-      store(state.alpha_low + part * b.channels, b.channels,
-            final_residue(b.sequence, part, 0, b.first));
+    for (std::int64_t i = 0; i < 3; ++i) {
+      if (final.data != nullptr) {
+        store(state + i * b.channels, b.channels, final(b.sequence, i, 0, b.first));
+      }
+      if (final_residue.data != nullptr) {
+        store(state + (3 + i) * b.channels, b.channels, final_residue(b.sequence, i, 0, b.first));
+      }
     }
   });
   c.sequences.zero_padding(outputs.o);
@@ -119,8 +119,8 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
     longest = std::max(longest, c.sequences[n].length);
   }
   const std::int64_t begins = (longest + kTokens - 1) / kTokens;
-  const std::int64_t sizes[] = {5 * width, 6 * width, 4 * width, 3 * width * begins,
-                                3 * width * kTokens};
+  const std::int64_t parts = kRwkv4Parts * width;
+  const std::int64_t sizes[] = {parts, parts, 4 * width, parts * begins, parts * kTokens};
   Context::Impl& impl = context.impl();
   const float* decay = c.decays(context);
   std::size_t bytes = 0;
@@ -131,8 +131,9 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
   impl.run(blocks.blocks(), [&](std::int64_t task, Scratch& scratch) {
     float* memory[5];
     for (std::size_t i = 0; i < 5; ++i) memory[i] = scratch.take<float>(sizes[i]);
-    const auto [state_memory, gradient, sums, kept, before] = memory;
+    const auto [state, d_state, sums, kept, before] = memory;
     const std::int64_t channels = blocks.block(0, task).channels, first = task * kBackwardBlock;
+    const std::int64_t size = kRwkv4Parts * channels;
     load(nullptr, 4 * channels, sums);
     for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
       const ChannelBlock b = blocks.block(n, task);
@@ -140,40 +141,36 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
       const auto part = [&](std::int64_t begin, std::int64_t tokens) {
         return Segment{s.batch, s.begin + begin, tokens};
       };
-      const auto forward = [&](const Rwkv4State& state, const Segment& tokens) {
+      const auto forward = [&](const Segment& tokens) {
         rwkv4_forward(context.isa(), {tokens.length, channels}, c.rows(tokens, b, decay), {},
-                      state);
+                      {state, channels});
       };
-      // The states at the begins of blocks, the residues dropped as if each were a new call.
-      Rwkv4State state = c.load_state(b, state_memory);
+      c.load_state(b, state);
       for (std::int64_t t = 0; t < s.length; t += kTokens) {
-        store(state.alpha, 3 * channels, kept + t / kTokens * 3 * channels);
-        forward(state, part(t, std::min(kTokens, s.length - t)));
+        store(state, size, kept + t / kTokens * size);
+        forward(part(t, std::min(kTokens, s.length - t)));
       }
-      for (std::int64_t i = 0; i < 3; ++i) {
-        load(d_last.data == nullptr ? nullptr : d_last(n, i, 0, first), channels,
-             gradient + i * channels);
+      load(nullptr, size, d_state);
+      for (std::int64_t i = 0; i < 3 && d_last.data != nullptr; ++i) {
+        load(d_last(n, i, 0, first), channels, d_state + i * channels);
       }
-      load(nullptr, 3 * channels, gradient + 3 * channels);
-      const Rwkv4State d_state = {gradient, gradient + channels, gradient + 2 * channels,
-                                  gradient + 3 * channels, gradient + 4 * channels};
       for (std::int64_t t = (s.length - 1) / kTokens * kTokens; t >= 0 && s.length > 0;
            t -= kTokens) {
         const std::int64_t tokens = std::min(kTokens, s.length - t);
-        load(kept + t / kTokens * 3 * channels, 3 * channels, state.alpha);
-        load(nullptr, 2 * channels, state.alpha_low);
+        load(kept + t / kTokens * size, size, state);
         for (std::int64_t i = 0; i < tokens; ++i) {
-          store(state.alpha, 3 * channels, before + i * 3 * channels);
-          if (i + 1 < tokens) forward(state, part(t + i, 1));
+          store(state, size, before + i * size);
+          if (i + 1 < tokens) forward(part(t + i, 1));
         }
         const Segment range = part(t, tokens);
-        const Rwkv4GradRows to = {rows_of(dk, range, first), rows_of(dv, range, first), sums,
-                                  sums + channels, sums + 2 * channels, sums + 3 * channels};
+        const Rwkv4GradRows to = {
+            rows_of(dk, range, first), rows_of(dv, range, first), sums,
+            sums + channels,           sums + 2 * channels,       sums + 3 * channels};
         rwkv4_backward(context.isa(), {tokens, channels}, c.rows(range, b, decay), before,
-                       rows_of(d_o_rows, range, first), to, d_state, gradient + 5 * channels);
+                       rows_of(d_o_rows, range, first), to, {d_state, channels});
       }
       for (std::int64_t i = 0; i < 3 && d_first.data != nullptr; ++i) {
-        store(gradient + i * channels, channels, d_first(n, i, 0, first));
+        store(d_state + i * channels, channels, d_first(n, i, 0, first));
       }
     }
     for (std::int64_t i = 0; i < channels; ++i) {
@@ -194,8 +191,7 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
 }
 
 void rwkv4_step(Context& context, const ConstTensor& k, const ConstTensor& v, const ConstTensor& w,
-                const ConstTensor& u, const Tensor& state, const Tensor& residue,
-                const Tensor& o) {
+                const ConstTensor& u, const Tensor& state, const Tensor& residue, const Tensor& o) {
   check_step("rwkv4_step", "k", k, state);
   rwkv4(context, {k, v, w, u, state, residue}, {o, state, residue});
 }

@@ -117,8 +117,8 @@ void selective_scan(Context& context, const SelectiveScanOptions& options,
     load_turned(block_of(c.initial, at), c.initial.stride[1], at.channels, c.width, high);
     load_turned(block_of(residue, at), residue.stride[1], at.channels, c.width, low);
     if (s.length > 0) {
-      decay.see(selective_forward(context.isa(), {s.length, at.channels, stream},
-                                  c.rows(s, at, a), rows_of(o, s, at.first), high, low, work));
+      decay.see(selective_forward(context.isa(), {s.length, at.channels, stream}, c.rows(s, at, a),
+                                  rows_of(o, s, at.first), high, low, work));
     }
     store_turned(high, at.channels, c.width, block_of(final, at), final.stride[1]);
     store_turned(low, at.channels, c.width, block_of(final_residue, at), final_residue.stride[1]);
@@ -155,8 +155,7 @@ void selective_scan_backward(Context& context, const SelectiveScanOptions& optio
   Context::Impl& impl = context.impl();
   const std::int64_t share = c.shape[0] * c.shape[1] * c.width;
   float* shares = impl.shared<float>(2 * share * blocks.blocks());
-  impl.reserve(7 * scratch_of(size) + scratch_of(size * begins) +
-               scratch_of(size * (kTokens + 1)) +
+  impl.reserve(7 * scratch_of(size) + scratch_of(size * begins) + scratch_of(size * (kTokens + 1)) +
                scratch_of((kSelectiveWork + 4) * blocks.width()));
   impl.run(blocks.blocks(), [&](std::int64_t task, Scratch& scratch) {
     float* memory[7];

@@ -1,5 +1,5 @@
-// Numbers that remember how they were made: a reference that is written as a forward computation has
-// its gradients by reverse accumulation over the tape of its operations (S. Linnainmaa, 1970).
+// Numbers that remember how they were made: a reference that is written as a forward computation
+// has its gradients by reverse accumulation over the tape of its operations (S. Linnainmaa, 1970).
 #pragma once
 
 #include <cmath>

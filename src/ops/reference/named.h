@@ -1,6 +1,6 @@
-// References by name: operators whose reference is one function of named arrays, and whose gradients
-// come from the tape of its operations (autodiff.h). Names of tensors, attributes and outputs are
-// those of the operator's row in the table.
+// References by name: operators whose reference is one function of named arrays, and whose
+// gradients come from the tape of its operations (autodiff.h). Names of tensors, attributes and
+// outputs are those of the operator's row in the table.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,6 @@
 #include "src/ops/reference/array.h"
 
 namespace ouzel::reference {
-
-template <class Real>
-using Tensors = std::map<std::string, Array<Real>>;
 
 // What a call says beside its tensors. Numbers and texts that are not set have no default here.
 struct Setting {

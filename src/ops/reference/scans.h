@@ -12,9 +12,9 @@ Tensors<Var> hgrn(const Tensors<Var>& in, const Setting& setting);
 // first_multiplier_one the root is 1 at the first token of a sequence. x, r, i [B, T, D].
 Tensors<Var> rg_lru(const Tensors<Var>& in, const Setting& setting);
 
-// o = (e^eps alpha + e^(u + k) v) / (e^eps beta + e^(u + k)); with d = -e^w: eps' = max(d + eps, k),
-// alpha' = e^(d + eps - eps') alpha + e^(k - eps') v, beta' the same with 1 for v. k, v [B, T, C];
-// w, u [C]; states [N, 3, 1, C].
+// o = (e^eps alpha + e^(u + k) v) / (e^eps beta + e^(u + k)); with d = -e^w: eps' = max(d + eps,
+// k), alpha' = e^(d + eps - eps') alpha + e^(k - eps') v, beta' the same with 1 for v. k, v [B, T,
+// C]; w, u [C]; states [N, 3, 1, C].
 Tensors<Var> rwkv4(const Tensors<Var>& in, const Setting& setting);
 
 // S'[d, n] = e^(dt_d A_dn) S[d, n] + dt_d B_n x_d; o = (C . S'_d + D_d x_d) silu(z_d). x, dt, z

@@ -34,9 +34,7 @@ inline Var sigmoid(const Var& x) { return Var(1) / (Var(1) + exp(-x)); }
 inline Var silu(const Var& x) { return x * sigmoid(x); }
 inline Var maximum(const Var& a, const Var& b) { return a < b ? b : a; }
 // log(1 + e^x)
-inline Var softplus(const Var& x) {
-  return x.value > 0 ? x + log1p(exp(-x)) : log1p(exp(x));
-}
+inline Var softplus(const Var& x) { return x.value > 0 ? x + log1p(exp(-x)) : log1p(exp(x)); }
 inline Var log_sigmoid(const Var& x) { return -softplus(-x); }
 // log(e^a + e^b); one of them may be -inf.
 inline Var log_add(const Var& a, const Var& b) {
