@@ -1,12 +1,14 @@
 // The elementwise scans: against their references over many shapes, and their promises: bits that
 // depend on neither threads nor company, sequences cut anywhere, steps, padding, resets, long sums.
+#include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <functional>
 #include <limits>
 #include <utility>
 
 #include <gtest/gtest.h>
 
+#include "ouzel/error.h"
 #include "ouzel/hgrn.h"
 #include "ouzel/rg_lru.h"
 #include "ouzel/rwkv4.h"

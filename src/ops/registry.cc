@@ -431,7 +431,7 @@ void OperatorCall::put(const std::string& name, const Tensor& memory) {
                        info_.name, name, describe(memory), fmt::join(wanted.shape, ", ")));
   }
   for (std::size_t i = 0; i < wanted.shape.size(); ++i) {
-    if (wanted.shape[i] > 1 && memory.stride[i] == 0) {
+    if (memory.size() > 0 && wanted.shape[i] > 1 && memory.stride[i] == 0) {
       refuse(
           fmt::format("{}: the memory for {} has stride 0 along axis {}: its elements would "
                       "overwrite each other",
