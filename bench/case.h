@@ -47,6 +47,7 @@ std::vector<Case> model_cases();
 
 // Parts of operator_cases, one a file.
 void add_recurrence_cases(std::vector<Case>& cases);
+void add_law_cases(std::vector<Case>& cases);
 void add_softmax_cases(std::vector<Case>& cases);
 void add_gemm_cases(std::vector<Case>& cases);
 void add_crossing_case(std::vector<Case>& cases);

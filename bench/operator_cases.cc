@@ -6,6 +6,7 @@ namespace ouzel::bench {
 std::vector<Case> operator_cases() {
   std::vector<Case> cases;
   add_recurrence_cases(cases);
+  add_law_cases(cases);
   add_softmax_cases(cases);
   add_gemm_cases(cases);
   add_crossing_case(cases);
