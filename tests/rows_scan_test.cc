@@ -99,7 +99,8 @@ class Source : public RowSource {
   std::int64_t tokens() const override { return count_; }
 
   void pack(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows) override {
-    EXPECT_EQ(first % 64, 0);
+    EXPECT_EQ(first % 16, 0);
+    EXPECT_LE(rows.tokens, 64);
     EXPECT_EQ(rows.key_pitch % 16, 0);
     EXPECT_EQ(rows.value_pitch % 32, 0);
     const std::int64_t n = p_.kind.rows_per_token, keys = p_.kind.keys;

@@ -1,6 +1,10 @@
-// The slab block: a chunk's rows in blocks of four through 32 columns of the state, which stay in
-// the first-level cache (src/kernels/recurrence_block.h). The forward substitution within a block
-// is that of the delta rule's WY form (Yang et al. 2024, arXiv:2406.06484), four rows at a time.
+// The slab block: a chunk's rows in blocks of four through slabs of the state that stay in the
+// first-level cache (src/kernels/recurrence_block.h). The forward substitution within a block is
+// that of the delta rule's WY form (Yang et al. 2024, arXiv:2406.06484), four rows at a time.
+//
+// The work of a block on a strip of two vectors of columns: a sweep for what is erased, the
+// substitution, and a sweep that reads and writes. Two strips take turns, so that one's
+// substitution, a chain of dependent operations, runs beside the other's sweep.
 #include "src/kernels/recurrence_block.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -22,376 +26,472 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = HWY_LANES(float);
 constexpr int kVectors = 2;
+constexpr std::int64_t kStrip = kVectors * kLanes;
+// A factor that the state lacks stays above this, so that its reciprocal is harmless.
 constexpr float kLeast = 0x1p-60f;
-// Rows that are read in one sweep: with two vectors each, 16 accumulators of the 32 registers of
-// AVX-512, 8 of the 16 of AVX2.
-constexpr int kSweepRows = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+// AVX-512 has registers enough to read for the first query in the sweep that writes.
+constexpr bool kReadsInWrite = HWY_TARGET == HWY_AVX3;
 
 enum class Erase { kNone, kCollinear, kGeneral };
 enum class ColumnDecay { kNone, kSame, kPerValue };
 
-// out[row] = S^T x_row for four rows, and for four others.
-template <int kGroups>
-HWY_INLINE void sweep_reads(const float* const* rows, std::int64_t pitch, std::int64_t keys,
-                            const float* state, float* out) {
+// Lines of the next chunk that a sweep prefetches, one every two keys.
+struct Prefetch {
+  const float* next;
+  std::int64_t stride, left;
+  HWY_INLINE void step() {
+    __builtin_prefetch(next, 0, 2);
+    next = --left > 0 ? next + stride : next;
+  }
+};
+
+// A strip's scratch, in rows of kStrip: what four rows write, what they read, and so on.
+struct Strip {
+  const BlockSlab* slab;
+  std::int64_t column;
+  const float *state_in, *low_in;
+  float *state, *low;
+  float* fold;    // what the columns lack
+  float* erased;  // [4]: the state read for the erase
+  float* w;       // [4]: goes with k
+  float* r;       // [4]: goes with b
+  float* factor;  // [4]: decay of the columns from the state to each row's read
+  float* reads;   // [queries][4]: the state read
+  float* recent;  // [queries][4]: what the block's own rows add
+
+  static std::int64_t floats(std::int64_t queries) {
+    return kStrip + (4 + 2 * queries) * kBlock * kStrip;
+  }
+  Strip(const BlockArgs& a, std::int64_t index, float* scratch)
+      : slab(a.slabs + index * kStrip / kSlab), column(index * kStrip % kSlab) {
+    state_in = slab->state_in + column;
+    state = slab->state + column;
+    if (slab->low != nullptr) {
+      low_in = slab->low_in + column;
+      low = slab->low + column;
+    }
+    fold = scratch;
+    erased = fold + kStrip;
+    w = erased + kBlock * kStrip;
+    r = w + kBlock * kStrip;
+    factor = r + kBlock * kStrip;
+    reads = factor + kBlock * kStrip;
+    recent = reads + a.queries * kBlock * kStrip;
+    for (std::int64_t i = 0; i < kStrip; ++i) fold[i] = 1;
+  }
+};
+
+// out_i = S^T x_i for four rows.
+HWY_INLINE void sweep_reads(const float* x, std::int64_t pitch, std::int64_t keys,
+                            const float* state, float* out, Prefetch& lines) {
   const D d;
-  // Alternate keys have sums of their own: eight sums would not hide the latency.
-  constexpr int kSums = kSweepRows / (kGroups * kBlock);
-  V sum[kSums][kGroups][kBlock][kVectors];
+  Prefetch prefetch = lines;  // in registers
+  // AVX-512: odd keys have sums of their own, since eight do not hide the latency.
+  constexpr int kSums = HWY_TARGET == HWY_AVX3 ? 2 : 1;
+  V sum[kSums][kBlock][kVectors];
   OUZEL_UNROLL
   for (int n = 0; n < kSums; ++n) {
     OUZEL_UNROLL
-    for (int g = 0; g < kGroups; ++g) {
+    for (int i = 0; i < kBlock; ++i) {
       OUZEL_UNROLL
-      for (int i = 0; i < kBlock; ++i) {
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) sum[n][g][i][j] = hn::Zero(d);
-      }
+      for (int j = 0; j < kVectors; ++j) sum[n][i][j] = hn::Zero(d);
     }
   }
-  for (std::int64_t key = 0; key < keys; key += kSums) {
+  for (std::int64_t key = 0; key < keys; key += 2) {
+    prefetch.step();
     OUZEL_UNROLL
-    for (int n = 0; n < kSums; ++n) {
+    for (int n = 0; n < 2; ++n) {
       V s[kVectors];
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
         s[j] = hn::Load(d, state + (key + n) * kSlab + j * kLanes);
       }
       OUZEL_UNROLL
-      for (int g = 0; g < kGroups; ++g) {
+      for (int i = 0; i < kBlock; ++i) {
+        const V x_i = hn::Set(d, x[i * pitch + key + n]);
         OUZEL_UNROLL
-        for (int i = 0; i < kBlock; ++i) {
-          const V x = hn::Set(d, rows[g][i * pitch + key + n]);
-          OUZEL_UNROLL
-          for (int j = 0; j < kVectors; ++j) sum[n][g][i][j] = hn::MulAdd(x, s[j], sum[n][g][i][j]);
+        for (int j = 0; j < kVectors; ++j) {
+          sum[n % kSums][i][j] = hn::MulAdd(x_i, s[j], sum[n % kSums][i][j]);
         }
       }
     }
   }
+  lines = prefetch;
   OUZEL_UNROLL
-  for (int g = 0; g < kGroups; ++g) {
+  for (int i = 0; i < kBlock; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const V total = kSums == 1 ? sum[0][i][j] : hn::Add(sum[0][i][j], sum[kSums - 1][i][j]);
+      hn::Store(total, d, out + i * kStrip + j * kLanes);
+    }
+  }
+}
+
+struct WriteArgs {
+  std::int64_t keys, pitch;
+  const float *q, *k, *b;
+  const float *leave, *leave_minus_1;  // of keys, or null
+  const float* column_minus_1;         // of the strip's columns, in two parts
+};
+
+// S = S * leave + sum_i k_i w_i^T + b_i r_i^T, and the reads of the state before for the first
+// query
+template <Erase kErase, bool kTwoParts, bool kLeaveKeys, bool kLeaveColumns>
+HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, Prefetch& lines) {
+  const D d;
+  Prefetch prefetch = lines;  // in registers, as are the addresses
+  const float *state_in = strip.state_in, *low_in = strip.low_in;
+  float *state = strip.state, *low_out = strip.low;
+  V w[kBlock][kVectors], r[kBlock][kVectors], sum[kBlock][kVectors];
+  V fold[kVectors], column_minus_1[kVectors];
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
+    OUZEL_UNROLL
+    for (int i = 0; i < kBlock; ++i) {
+      w[i][j] = hn::Load(d, strip.w + i * kStrip + j * kLanes);
+      if constexpr (kErase == Erase::kGeneral) {
+        r[i][j] = hn::Load(d, strip.r + i * kStrip + j * kLanes);
+      }
+      sum[i][j] = hn::Zero(d);
+    }
+    if constexpr (kLeaveColumns) fold[j] = hn::Load(d, strip.fold + j * kLanes);
+    if constexpr (kLeaveColumns && kTwoParts) {
+      column_minus_1[j] = hn::Load(d, a.column_minus_1 + j * kLanes);
+    }
+  }
+  for (std::int64_t key = 0; key < a.keys; key += 2) {
+    prefetch.step();
+    OUZEL_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      const std::int64_t at = (key + n) * kSlab;
+      V s[kVectors], change[kVectors];
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        s[j] = hn::Load(d, state_in + at + j * kLanes);
+        if constexpr (kTwoParts) {
+          change[j] = hn::Zero(d);
+        } else {
+          change[j] = s[j];
+          if constexpr (kLeaveKeys) change[j] = hn::Mul(change[j], hn::Set(d, a.leave[key + n]));
+          if constexpr (kLeaveColumns) change[j] = hn::Mul(change[j], fold[j]);
+        }
+      }
+      OUZEL_UNROLL
+      for (int i = 0; i < kBlock; ++i) {
+        if constexpr (kReadsInWrite) {
+          const V q = hn::Set(d, a.q[i * a.pitch + key + n]);
+          OUZEL_UNROLL
+          for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(q, s[j], sum[i][j]);
+        }
+        const V k = hn::Set(d, a.k[i * a.pitch + key + n]);
+        OUZEL_UNROLL
+        for (int j = 0; j < kVectors; ++j) change[j] = hn::MulAdd(k, w[i][j], change[j]);
+        if constexpr (kErase == Erase::kGeneral) {
+          const V b = hn::Set(d, a.b[i * a.pitch + key + n]);
+          OUZEL_UNROLL
+          for (int j = 0; j < kVectors; ++j) change[j] = hn::MulAdd(b, r[i][j], change[j]);
+        }
+      }
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        if constexpr (kTwoParts) {
+          V factor = hn::Set(d, 1.0f), minus_1 = hn::Zero(d);
+          if constexpr (kLeaveKeys) {
+            factor = hn::Set(d, a.leave[key + n]);
+            minus_1 = hn::Set(d, a.leave_minus_1[key + n]);
+          }
+          if constexpr (kLeaveColumns) {
+            factor = hn::Mul(factor, fold[j]);
+            minus_1 = hn::MulAdd(minus_1, column_minus_1[j], hn::Add(minus_1, column_minus_1[j]));
+          }
+          V low = hn::Load(d, low_in + at + j * kLanes);
+          change[j] = two_part_sum(d, s[j], low, factor, minus_1, change[j]);
+          hn::Store(low, d, low_out + at + j * kLanes);
+        }
+        hn::Store(change[j], d, state + at + j * kLanes);
+      }
+    }
+  }
+  lines = prefetch;
+  if constexpr (kReadsInWrite) {
     OUZEL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
-        V total = sum[0][g][i][j];
-        OUZEL_UNROLL
-        for (int n = 1; n < kSums; ++n) total = hn::Add(total, sum[n][g][i][j]);
-        hn::Store(total, d, out + (g * kBlock + i) * kSlab + j * kLanes);
+        hn::Store(sum[i][j], d, strip.reads + i * kStrip + j * kLanes);
       }
     }
   }
 }
 
-struct Sweep {
-  std::int64_t keys, pitch;
-  const float *state_in, *low_in;
-  float *state, *low;
-  const float* k;
-  const float* b;
-  const float* leave;  // of keys, or null
-  const float* leave_minus_1;
-};
-
-// S = S * leave + sum_i k_i w_i^T + b_i r_i^T
-template <Erase kErase, bool kLeaveKeys, bool kLeaveColumns>
-HWY_INLINE void sweep_writes(const Sweep& a, const V (&w)[kBlock][kVectors],
-                             const V (&r)[kBlock][kVectors], const V (&leave)[kVectors]) {
+// x + what rows before row i, and for the diagonal i itself, add to what a reader reads.
+template <Erase kErase>
+HWY_INLINE V add_recent(V x, const float* pairs, std::int64_t pitch, int i, bool diagonal, int j,
+                        const V (&w)[kBlock][kVectors], const V (&r)[kBlock][kVectors]) {
   const D d;
-  for (std::int64_t key = 0; key < a.keys; ++key) {
-    V s[kVectors];
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      s[j] = hn::Load(d, a.state_in + key * kSlab + j * kLanes);
-      if constexpr (kLeaveKeys) s[j] = hn::Mul(s[j], hn::Set(d, a.leave[key]));
-      if constexpr (kLeaveColumns) s[j] = hn::Mul(s[j], leave[j]);
-    }
-    OUZEL_UNROLL
-    for (int i = 0; i < kBlock; ++i) {
-      const V k = hn::Set(d, a.k[i * a.pitch + key]);
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) s[j] = hn::MulAdd(k, w[i][j], s[j]);
-      if constexpr (kErase == Erase::kGeneral) {
-        const V b = hn::Set(d, a.b[i * a.pitch + key]);
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) s[j] = hn::MulAdd(b, r[i][j], s[j]);
-      }
-    }
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) hn::Store(s[j], d, a.state + key * kSlab + j * kLanes);
-  }
-}
-
-// The same in two parts: the block's sum is formed from zero.
-HWY_INLINE void sweep_long_writes(const Sweep& a, const V (&w)[kBlock][kVectors],
-                                  const V (&leave)[kVectors], const V (&leave_minus_1)[kVectors]) {
-  const D d;
-  for (std::int64_t key = 0; key < a.keys; ++key) {
-    V sum[kVectors];
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) sum[j] = hn::Zero(d);
-    OUZEL_UNROLL
-    for (int i = 0; i < kBlock; ++i) {
-      const V k = hn::Set(d, a.k[i * a.pitch + key]);
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) sum[j] = hn::MulAdd(k, w[i][j], sum[j]);
-    }
-    const V factor = hn::Set(d, a.leave != nullptr ? a.leave[key] : 1.0f);
-    const V minus_1 = hn::Set(d, a.leave != nullptr ? a.leave_minus_1[key] : 0.0f);
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      const std::int64_t at = key * kSlab + j * kLanes;
-      V low = hn::Load(d, a.low_in + at);
-      const V s = two_part_sum(
-          d, hn::Load(d, a.state_in + at), low, hn::Mul(factor, leave[j]),
-          hn::MulAdd(minus_1, leave_minus_1[j], hn::Add(minus_1, leave_minus_1[j])), sum[j]);
-      hn::Store(s, d, a.state + at);
-      hn::Store(low, d, a.low + at);
-    }
-  }
-}
-
-// One vector of columns each of what a block reads: of rows before row i, and for the diagonal of i
-// itself. `pairs` are the reader's; the state lacks the factor `fold`.
-template <Erase kErase, ColumnDecay kDecay>
-HWY_INLINE V recall(const float* read, const float* pairs, int i, bool diagonal, int j, V fold,
-                    const V (&w)[kBlock][kVectors], const V (&r)[kBlock][kVectors]) {
-  const D d;
-  V x = hn::Load(d, read + i * kSlab + j * kLanes);
-  if constexpr (kDecay != ColumnDecay::kNone) x = hn::Mul(x, fold);
   OUZEL_UNROLL
   for (int m = 0; m < kBlock; ++m) {
     if (m > i || (m == i && !diagonal)) continue;
     x = hn::MulAdd(hn::Set(d, pairs[pair_of(i, m)]), w[m][j], x);
     if constexpr (kErase == Erase::kGeneral) {
-      x = hn::MulAdd(hn::Set(d, pairs[kPairs + pair_of(i, m)]), r[m][j], x);
+      x = hn::MulAdd(hn::Set(d, pairs[pitch + pair_of(i, m)]), r[m][j], x);
     }
   }
   return x;
 }
 
-// Two vectors of columns from `column` on.
 template <Erase kErase, ColumnDecay kDecay, bool kTwoParts>
-struct Columns {
-  static constexpr std::int64_t kErasers = kErase == Erase::kNone ? 0 : 1;
-  static constexpr std::int64_t kReaderPairs = (kErase == Erase::kGeneral ? 2 : 1) * kPairs;
+struct Block {
+  static constexpr bool kErases = kErase != Erase::kNone;
 
-  // All that a block reads of the state.
-  static HWY_INLINE void read_state(const BlockArgs& a, const Sweep& sweep, std::int64_t offset,
-                                    float* reads) {
-    std::int64_t query = 0;
-    if constexpr (kErase != Erase::kNone && kSweepRows == 2 * kBlock) {
-      const float* both[2] = {a.e + offset, a.q + offset};
-      sweep_reads<2>(both, a.key_pitch, a.keys, sweep.state_in, reads);
-      query = 1;
-    } else if constexpr (kErase != Erase::kNone) {
-      const float* e = a.e + offset;
-      sweep_reads<1>(&e, a.key_pitch, a.keys, sweep.state_in, reads);
-    }
-    for (; query < a.queries; ++query) {
-      const float* q = a.q + query * a.query_stride + offset;
-      sweep_reads<1>(&q, a.key_pitch, a.keys, sweep.state_in,
-                     reads + (kErasers + query) * kBlock * kSlab);
-    }
-  }
-
-  static HWY_INLINE void output(const BlockArgs& a, std::int64_t block, int i, std::int64_t column,
-                                const float* reads, const float* pairs, const V (&fold)[kVectors],
-                                const V (&w)[kBlock][kVectors], const V (&r)[kBlock][kVectors]) {
+  // What the block's own rows add to the reads of row i, and the decay of the state up to there.
+  static HWY_INLINE void recall(const BlockArgs& a, const float* pairs, int i, const Strip& strip,
+                                const V (&fold)[kVectors], const V (&w)[kBlock][kVectors],
+                                const V (&r)[kBlock][kVectors]) {
     const D d;
-    for (std::int64_t query = 0; query < a.queries; ++query) {
-      float* out = a.out[query * a.out_pitch + block * kBlock + i];
-      if (out == nullptr) continue;
-      const std::int64_t reader = kErasers + query;
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        const V o =
-            recall<kErase, kDecay>(reads + reader * kBlock * kSlab, pairs + reader * kReaderPairs,
-                                   i, true, j, fold[j], w, r);
-        float* to = out + column + j * kLanes;
-        a.stream ? hn::Stream(o, d, to) : store_first(d, o, to, a.width - column - j * kLanes);
-      }
-    }
-  }
-
-  // Four tokens of the next chunk.
-  static HWY_INLINE void prefetch(const BlockArgs& a, std::int64_t block) {
-    if ((block + 1) * kBlock > kChunk) return;
-    for (std::int64_t i = 0; i < a.prefetch_count; ++i) {
-      const PrefetchColumn& line = a.prefetch[i];
-      for (std::int64_t t = block * kBlock; t < (block + 1) * kBlock; ++t) {
-        __builtin_prefetch(line.first + t * line.stride, 0, 2);
-      }
-    }
-  }
-
-  // Row i: w[i] goes with k_i, r[i] with b_i; those of earlier rows and `fold`, what the columns of
-  // the state lack, follow the columns' decays.
-  static HWY_INLINE void substitute(const BlockArgs& a, std::int64_t block, int i,
-                                    std::int64_t column, const float* reads, const float* pairs,
-                                    V (&fold)[kVectors], V (&w)[kBlock][kVectors],
-                                    V (&r)[kBlock][kVectors]) {
-    const D d;
-    const std::int64_t row = block * kBlock + i, at = row * a.value_pitch + column;
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) w[i][j] = hn::Load(d, a.v + at + j * kLanes);
-    if constexpr (kErase != Erase::kNone) {
-      if (!a.erase_decayed) {
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          r[i][j] = recall<kErase, kDecay>(reads, pairs, i, false, j, fold[j], w, r);
-        }
+    for (int j = 0; j < kVectors; ++j) {
+      const std::int64_t at = i * kStrip + j * kLanes;
+      if constexpr (kDecay != ColumnDecay::kNone) hn::Store(fold[j], d, strip.factor + at);
+      for (std::int64_t query = 0; query < a.queries; ++query) {
+        const V x = add_recent<kErase>(hn::Zero(d), pairs + query_pairs(kErases, query),
+                                       pairs_pitch(kErases, a.queries), i, true, j, w, r);
+        hn::Store(x, d, strip.recent + query * kBlock * kStrip + at);
       }
     }
-    if (!a.read_decayed) output(a, block, i, column, reads, pairs, fold, w, r);
-    if constexpr (kDecay != ColumnDecay::kNone) {
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        const V factor = kDecay == ColumnDecay::kSame
-                             ? hn::Set(d, a.column_decay[row])
-                             : hn::Load(d, a.column_decay + at + j * kLanes);
-        fold[j] = hn::Mul(fold[j], factor);
-        OUZEL_UNROLL
-        for (int m = 0; m < kBlock; ++m) {
-          if (m >= i) continue;
-          w[m][j] = hn::Mul(w[m][j], factor);
-          if constexpr (kErase == Erase::kGeneral) r[m][j] = hn::Mul(r[m][j], factor);
-        }
-      }
-    }
-    if constexpr (kErase != Erase::kNone) {
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        if (a.erase_decayed) {
-          r[i][j] = recall<kErase, kDecay>(reads, pairs, i, false, j, fold[j], w, r);
-        }
-        if constexpr (kErase == Erase::kCollinear) {
-          const V c =
-              a.strength_per_value ? hn::Load(d, a.c + at + j * kLanes) : hn::Set(d, a.c[row]);
-          w[i][j] = hn::NegMulAdd(c, r[i][j], w[i][j]);
-        }
-      }
-    }
-    if (a.read_decayed) output(a, block, i, column, reads, pairs, fold, w, r);
   }
 
-  // All that a block writes to the state. `last` of its chunk: no factor stays behind.
-  static HWY_INLINE void write_state(const BlockArgs& a, Sweep& sweep, std::int64_t block,
-                                     bool last, std::int64_t column, V (&fold)[kVectors],
-                                     V (&w)[kBlock][kVectors], V (&r)[kBlock][kVectors]) {
+  static HWY_INLINE V erased(const float* pairs, std::int64_t pitch, int i, int j,
+                             const Strip& strip, V fold, const V (&w)[kBlock][kVectors],
+                             const V (&r)[kBlock][kVectors]) {
+    V x = hn::Load(D(), strip.erased + i * kStrip + j * kLanes);
+    if constexpr (kDecay != ColumnDecay::kNone) x = hn::Mul(x, fold);
+    return add_recent<kErase>(x, pairs, pitch, i, false, j, w, r);
+  }
+
+  // Reads what is erased, then finds row by row what is written: w and r, which follow the columns'
+  // decays from row to row, as does what the columns of the state lack.
+  static void substitute(const BlockArgs& a, std::int64_t block, const Strip& strip,
+                         Prefetch& prefetch) {
     const D d;
-    const V one = hn::Set(d, 1.0f);
-    sweep.k = a.k + block * kBlock * a.key_pitch;
-    if constexpr (kErase == Erase::kGeneral) sweep.b = a.b + block * kBlock * a.key_pitch;
-    const bool leave_keys = a.leaves != nullptr && a.leaves[block];
-    if (leave_keys) sweep.leave = a.leave + block * a.key_pitch;
-    bool leave_columns = false;
-    if constexpr (kDecay != ColumnDecay::kNone) {
-      leave_columns =
-          last || !hn::AllFalse(d, hn::Lt(hn::Min(fold[0], fold[1]), hn::Set(d, kLeast)));
+    const std::int64_t pitch = pairs_pitch(kErases, a.queries);
+    const float* pairs = a.pairs + block * (kErase == Erase::kGeneral ? 2 : 1) * pitch;
+    if constexpr (kErase != Erase::kNone) {
+      sweep_reads(a.e + block * kBlock * a.key_pitch, a.key_pitch, a.keys, strip.state_in,
+                  strip.erased, prefetch);
     }
-    if constexpr (kTwoParts) {
-      V minus_1[kVectors];
+    V w[kBlock][kVectors], r[kBlock][kVectors], fold[kVectors];
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) fold[j] = hn::Load(d, strip.fold + j * kLanes);
+    const BlockSlab& slab = *strip.slab;
+    OUZEL_UNROLL
+    for (int i = 0; i < kBlock; ++i) {
+      const std::int64_t row = block * kBlock + i;
+      const std::int64_t at = row * a.value_pitch + strip.column;
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
-        minus_1[j] = hn::Zero(d);
-        if constexpr (kDecay == ColumnDecay::kSame) {
-          minus_1[j] = hn::Set(d, a.column_leave_minus_1[block]);
-        } else if constexpr (kDecay == ColumnDecay::kPerValue) {
-          minus_1[j] =
-              hn::Load(d, a.column_leave_minus_1 + block * a.value_pitch + column + j * kLanes);
+        w[i][j] = hn::Load(d, slab.v + at + j * kLanes);
+        r[i][j] = hn::Zero(d);
+      }
+      if constexpr (kErase != Erase::kNone) {
+        if (!a.erase_decayed) {
+          OUZEL_UNROLL
+          for (int j = 0; j < kVectors; ++j)
+            r[i][j] = erased(pairs, pitch, i, j, strip, fold[j], w, r);
         }
       }
-      sweep.leave = leave_keys ? a.leave + block * a.key_pitch : nullptr;
-      sweep.leave_minus_1 = leave_keys ? a.leave_minus_1 + block * a.key_pitch : nullptr;
-      sweep_long_writes(sweep, w, fold, minus_1);
-      leave_columns = true;
-    } else if (leave_columns) {
-      leave_keys ? sweep_writes<kErase, true, true>(sweep, w, r, fold)
-                 : sweep_writes<kErase, false, true>(sweep, w, r, fold);
-    } else {
+      if (!a.read_decayed) recall(a, pairs, i, strip, fold, w, r);
       if constexpr (kDecay != ColumnDecay::kNone) {
         OUZEL_UNROLL
         for (int j = 0; j < kVectors; ++j) {
-          const V inverse = hn::Div(one, fold[j]);
+          const V factor = kDecay == ColumnDecay::kSame
+                               ? hn::Set(d, slab.column_decay[row])
+                               : hn::Load(d, slab.column_decay + at + j * kLanes);
+          fold[j] = hn::Mul(fold[j], factor);
           OUZEL_UNROLL
-          for (int i = 0; i < kBlock; ++i) {
-            w[i][j] = hn::Mul(w[i][j], inverse);
-            if constexpr (kErase == Erase::kGeneral) r[i][j] = hn::Mul(r[i][j], inverse);
+          for (int m = 0; m < kBlock; ++m) {
+            if (m >= i) continue;
+            w[m][j] = hn::Mul(w[m][j], factor);
+            if constexpr (kErase == Erase::kGeneral) r[m][j] = hn::Mul(r[m][j], factor);
           }
         }
       }
-      leave_keys ? sweep_writes<kErase, true, false>(sweep, w, r, fold)
-                 : sweep_writes<kErase, false, false>(sweep, w, r, fold);
+      if constexpr (kErase != Erase::kNone) {
+        OUZEL_UNROLL
+        for (int j = 0; j < kVectors; ++j) {
+          if (a.erase_decayed) r[i][j] = erased(pairs, pitch, i, j, strip, fold[j], w, r);
+          if constexpr (kErase == Erase::kCollinear) {
+            const V c = a.strength_per_value ? hn::Load(d, slab.c + at + j * kLanes)
+                                             : hn::Set(d, slab.c[row]);
+            w[i][j] = hn::NegMulAdd(c, r[i][j], w[i][j]);
+          }
+        }
+      }
+      if (a.read_decayed) recall(a, pairs, i, strip, fold, w, r);
     }
-    if (leave_columns) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      if constexpr (kDecay != ColumnDecay::kNone) hn::Store(fold[j], d, strip.fold + j * kLanes);
       OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) fold[j] = one;
+      for (int i = 0; i < kBlock; ++i) {
+        hn::Store(w[i][j], d, strip.w + i * kStrip + j * kLanes);
+        if constexpr (kErase == Erase::kGeneral) {
+          hn::Store(r[i][j], d, strip.r + i * kStrip + j * kLanes);
+        }
+      }
     }
   }
 
-  static void run(const BlockArgs& a, std::int64_t column) {
+  // Whether the state must take the columns' factor now; else what is written is divided by it.
+  static HWY_INLINE bool columns_leave(const Strip& strip, bool last) {
     const D d;
-    Sweep sweep = {};
-    sweep.keys = a.keys;
-    sweep.pitch = a.key_pitch;
-    sweep.state_in = a.state_in + column;
-    sweep.state = a.state + column;
-    if constexpr (kTwoParts) {
-      sweep.low_in = a.low_in + column;
-      sweep.low = a.low + column;
-    }
-    float* reads = a.reads + column;
+    bool leave = last || kTwoParts;
     V fold[kVectors];
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) fold[j] = hn::Set(d, 1.0f);
-    for (std::int64_t block = 0; block < a.blocks; ++block) {
-      const float* pairs = a.pairs + block * (kErasers + a.queries) * kReaderPairs;
-      read_state(a, sweep, block * kBlock * a.key_pitch, reads);
-      V w[kBlock][kVectors], r[kBlock][kVectors];
+    for (int j = 0; j < kVectors; ++j) {
+      fold[j] = hn::Load(d, strip.fold + j * kLanes);
+      leave = leave || !hn::AllFalse(d, hn::Lt(fold[j], hn::Set(d, kLeast)));
+    }
+    if (leave) return true;
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const V inverse = hn::Div(hn::Set(d, 1.0f), fold[j]);
       OUZEL_UNROLL
       for (int i = 0; i < kBlock; ++i) {
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) r[i][j] = hn::Zero(d);
-        substitute(a, block, i, column, reads, pairs, fold, w, r);
+        float* w = strip.w + i * kStrip + j * kLanes;
+        hn::Store(hn::Mul(hn::Load(d, w), inverse), d, w);
+        if constexpr (kErase != Erase::kGeneral) continue;
+        float* r = strip.r + i * kStrip + j * kLanes;
+        hn::Store(hn::Mul(hn::Load(d, r), inverse), d, r);
       }
-      prefetch(a, block);
-      write_state(a, sweep, block, block + 1 == a.blocks, column, fold, w, r);
-      sweep.state_in = sweep.state;
-      sweep.low_in = sweep.low;
     }
+    return false;
+  }
+
+  static void write(const BlockArgs& a, std::int64_t block, const Strip& strip,
+                    Prefetch& prefetch) {
+    const D d;
+    const std::int64_t offset = block * kBlock * a.key_pitch;
+    for (std::int64_t query = kReadsInWrite ? 1 : 0; query < a.queries; ++query) {
+      sweep_reads(a.q + query * a.query_stride + offset, a.key_pitch, a.keys, strip.state_in,
+                  strip.reads + query * kBlock * kStrip, prefetch);
+    }
+    WriteArgs args = {};
+    args.keys = a.keys;
+    args.pitch = a.key_pitch;
+    args.q = a.q + offset;
+    args.k = a.k + offset;
+    if constexpr (kErase == Erase::kGeneral) args.b = a.b + offset;
+    const bool leave_keys = a.leaves != nullptr && a.leaves[block];
+    if (leave_keys) {
+      args.leave = a.leave + block * a.key_pitch;
+      if constexpr (kTwoParts) args.leave_minus_1 = a.leave_minus_1 + block * a.key_pitch;
+    }
+    bool leave_columns = false;
+    HWY_ALIGN float column_minus_1[kStrip];
+    if constexpr (kDecay != ColumnDecay::kNone) {
+      leave_columns = columns_leave(strip, block + 1 == a.blocks);
+      if constexpr (kTwoParts) {
+        OUZEL_UNROLL
+        for (int j = 0; j < kVectors; ++j) {
+          const float* from = strip.slab->column_leave_minus_1;
+          const V x = kDecay == ColumnDecay::kSame
+                          ? hn::Set(d, from[block])
+                          : hn::Load(d, from + block * a.value_pitch + strip.column + j * kLanes);
+          hn::Store(x, d, column_minus_1 + j * kLanes);
+        }
+        args.column_minus_1 = column_minus_1;
+      }
+    }
+    if (leave_columns) {
+      leave_keys ? sweep_writes<kErase, kTwoParts, true, true>(args, strip, prefetch)
+                 : sweep_writes<kErase, kTwoParts, false, true>(args, strip, prefetch);
+      for (std::int64_t i = 0; i < kStrip; ++i) strip.fold[i] = 1;
+    } else {
+      leave_keys ? sweep_writes<kErase, kTwoParts, true, false>(args, strip, prefetch)
+                 : sweep_writes<kErase, kTwoParts, false, false>(args, strip, prefetch);
+    }
+    output(a, block, strip);
+  }
+
+  static HWY_INLINE void output(const BlockArgs& a, std::int64_t block, const Strip& strip) {
+    const D d;
+    for (std::int64_t query = 0; query < a.queries; ++query) {
+      OUZEL_UNROLL
+      for (int i = 0; i < kBlock; ++i) {
+        float* out = strip.slab->out[query * a.out_pitch + block * kBlock + i];
+        if (out == nullptr) continue;
+        OUZEL_UNROLL
+        for (int j = 0; j < kVectors; ++j) {
+          const std::int64_t at = (query * kBlock + i) * kStrip + j * kLanes;
+          const V read = hn::Load(d, strip.reads + at), recent = hn::Load(d, strip.recent + at);
+          V o = hn::Add(read, recent);
+          if constexpr (kDecay != ColumnDecay::kNone) {
+            o = hn::MulAdd(read, hn::Load(d, strip.factor + i * kStrip + j * kLanes), recent);
+          }
+          const std::int64_t column = strip.column + j * kLanes;
+          a.stream ? hn::Stream(o, d, out + column)
+                   : store_first(d, o, out + column, strip.slab->width - column);
+        }
+      }
+    }
+  }
+
+  static void run(const BlockArgs& a) {
+    const std::int64_t strips = a.slab_count * (kSlab / kStrip);
+    const std::int64_t floats = Strip::floats(a.queries);
+    for (std::int64_t index = 0; index < strips; index += 2) {
+      // A lone strip of AVX-512 has no other to take turns with.
+      Strip first(a, index, a.scratch),
+          second(a, HWY_MIN(index + 1, strips - 1), a.scratch + floats);
+      const bool both = index + 1 < strips;
+      for (std::int64_t block = 0; block < a.blocks; ++block) {
+        Prefetch prefetch =
+            next_lines(a, index / 2 * a.blocks + block, (strips + 1) / 2 * a.blocks);
+        substitute(a, block, first, prefetch);
+        if (both) substitute(a, block, second, prefetch);
+        write(a, block, first, prefetch);
+        if (both) write(a, block, second, prefetch);
+        for (Strip* strip : {&first, &second}) {
+          strip->state_in = strip->state;
+          strip->low_in = strip->low;
+        }
+      }
+    }
+  }
+
+  // The columns of lines to prefetch are spread over all turns.
+  static HWY_INLINE Prefetch next_lines(const BlockArgs& a, std::int64_t turn, std::int64_t turns) {
+    const std::int64_t lines = a.prefetch_count * a.prefetch_tokens;
+    const std::int64_t begin = turn * lines / turns, left = (turn + 1) * lines / turns - begin;
+    if (left == 0) return {a.scratch, 0, 0};
+    const PrefetchColumn& column = a.prefetch[begin / a.prefetch_tokens];
+    return {column.first + begin % a.prefetch_tokens * column.stride, column.stride, left};
   }
 };
 
-template <Erase kErase, ColumnDecay kDecay, bool kTwoParts>
-void slab(const BlockArgs& a) {
-  for (std::int64_t column = 0; column < a.width; column += kVectors * kLanes) {
-    Columns<kErase, kDecay, kTwoParts>::run(a, column);
-  }
-}
-
 template <ColumnDecay kDecay>
-void slab_of(const BlockArgs& a) {
-  if (a.low != nullptr) {
-    slab<Erase::kNone, kDecay, true>(a);
+void block_of(const BlockArgs& a) {
+  if (a.slabs->low != nullptr) {
+    Block<Erase::kNone, kDecay, true>::run(a);
   } else if (a.e == nullptr) {
-    slab<Erase::kNone, kDecay, false>(a);
+    Block<Erase::kNone, kDecay, false>::run(a);
   } else if (a.b == nullptr) {
-    slab<Erase::kCollinear, kDecay, false>(a);
+    Block<Erase::kCollinear, kDecay, false>::run(a);
   } else {
-    slab<Erase::kGeneral, kDecay, false>(a);
+    Block<Erase::kGeneral, kDecay, false>::run(a);
   }
 }
 
 }  // namespace
 
 void RecurrenceBlock(const BlockArgs& a) {
-  if (a.column_decay == nullptr) {
-    slab_of<ColumnDecay::kNone>(a);
+  if (a.slabs->column_decay == nullptr) {
+    block_of<ColumnDecay::kNone>(a);
   } else if (!a.decay_per_value) {
-    slab_of<ColumnDecay::kSame>(a);
+    block_of<ColumnDecay::kSame>(a);
   } else {
-    slab_of<ColumnDecay::kPerValue>(a);
+    block_of<ColumnDecay::kPerValue>(a);
   }
 }
 

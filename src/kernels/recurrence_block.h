@@ -19,11 +19,17 @@ bool decay_factors(Isa isa, std::int64_t count, const float* g, float* factor);
 void decay_minus_1(Isa isa, std::int64_t count, const float* g, float* factor_minus_1);
 bool all_finite(Isa isa, std::int64_t count, const float* x);
 
-// The pairs of a small matrix: for rows i of those that read and j of those that write,
-// sum over keys of read_i write_j and the decays between the two: first those with i > j, row by
-// row, then the diagonal.
-inline constexpr std::int64_t kPairs = 16;
+// The small matrices of a block, [writers: k, b][pairs_pitch]: for a row i that reads and a row j
+// that writes, the sum over keys of read_i write_j and of the decays between the two: first those
+// with i > j, row by row, then the diagonal, which the erase does not read.
 inline constexpr int pair_of(int i, int j) { return i == j ? 6 + i : i * (i - 1) / 2 + j; }
+// Where the pairs of query r begin; those of the erase are the first.
+inline constexpr std::int64_t query_pairs(bool erase, std::int64_t r) {
+  return erase ? (r == 0 ? 6 : 4 + 12 * r) : 12 * r;
+}
+inline constexpr std::int64_t pairs_pitch(bool erase, std::int64_t queries) {
+  return (erase ? 4 : 0) + 12 * queries;
+}
 
 // What a chunk's rows of keys hold for all slabs: the small matrices and, with a decay per key,
 // rows with the decays folded in. A block's reads get the product of decays from where the state
@@ -40,32 +46,46 @@ struct KeyRowsArgs {
   const float* u = nullptr;  // not null: q reads before the decay, and the diagonal is q . (u * k)
   bool erase_decayed = true;
 
-  const float* decay = nullptr;  // e^g [rows][key_pitch], or null: not per key
-  bool fold = true;              // false: multiply the state at every block's end
-  float* q_folded = nullptr;     // may be q, and so on; not used without decays
+  const float* g = nullptr;  // log decays [rows][key_pitch], or null: not per key
+  bool fold = true;          // false: multiply the state at every block's end
+  float* q_folded = nullptr;
   std::int64_t folded_query_stride = 0;
   float* k_folded = nullptr;
   float* e_folded = nullptr;
   float* b_folded = nullptr;
   float* leave = nullptr;    // [blocks][key_pitch]: what the state is multiplied by
   bool* leaves = nullptr;    // [blocks]: whether it is
-  float* missing = nullptr;  // [key_pitch], scratch
+  float* scratch = nullptr;  // [6][key_pitch]
 
-  // [blocks][readers: e, then queries][writers: k, b][kPairs]
-  float* pairs = nullptr;
+  float* pairs = nullptr;  // [blocks][writers][pairs_pitch]
 };
-void fold_key_rows(Isa isa, const KeyRowsArgs& args);
+// Returns whether some decay may be exactly 0.
+bool fold_key_rows(Isa isa, const KeyRowsArgs& args);
 
-// A chunk through a slab.
-struct BlockArgs {
-  std::int64_t blocks = 0;
-  std::int64_t keys = 0, key_pitch = 0, value_pitch = 0;
+// 32 columns of a state, of the values and of the outputs.
+struct BlockSlab {
   // [keys, filled up to an even number][32], before and after; may be the same.
   const float* state_in = nullptr;
   float* state = nullptr;
   // Not null: the sum is in two parts (without erase).
   const float* low_in = nullptr;
   float* low = nullptr;
+
+  const float* v = nullptr;
+  const float* c = nullptr;  // [rows], or [rows][value_pitch] per value
+  // Decays that are the same for all keys: [rows], or [rows][value_pitch] per value.
+  const float* column_decay = nullptr;
+  const float* column_leave_minus_1 = nullptr;  // [blocks] or [blocks][value_pitch], in two parts
+
+  // [queries][out_pitch]: where a row's output goes, `width` numbers, or null: it is not read.
+  float* const* out = nullptr;
+  std::int64_t width = 0;
+};
+
+// A chunk through some slabs, two at a time where there are as many.
+struct BlockArgs {
+  std::int64_t blocks = 0;
+  std::int64_t keys = 0, key_pitch = 0, value_pitch = 0;
 
   // Of fold_key_rows.
   std::int64_t queries = 1, query_stride = 0;
@@ -79,25 +99,20 @@ struct BlockArgs {
   const bool* leaves = nullptr;          // null: no decay per key
   const float* leave_minus_1 = nullptr;  // of sums in two parts
 
-  const float* v = nullptr;
-  const float* c = nullptr;  // [rows], or [rows][value_pitch] per value
-  bool strength_per_value = false;
-  // Decays that are the same for all keys: [rows], or [rows][value_pitch] per value.
-  const float* column_decay = nullptr;
-  bool decay_per_value = false;
-  const float* column_leave_minus_1 = nullptr;  // [blocks] or [blocks][value_pitch], in two parts
-
-  float* reads = nullptr;  // [1 + queries][4][32], scratch
-  // [queries][out_pitch]: where a row's output goes, `width` numbers, or null: it is not read.
-  float* const* out = nullptr;
+  const BlockSlab* slabs = nullptr;
+  std::int64_t slab_count = 0;
+  bool strength_per_value = false, decay_per_value = false;
   std::int64_t out_pitch = 0;
-  std::int64_t width = 0;
-  bool stream = false;  // out past the caches: rows of whole lines; see finish_streams
-  // Columns of cache lines of the next 64 tokens, a line a token, that are brought into the
+  bool stream = false;  // outputs past the caches: rows of whole lines; see finish_streams
+  // Columns of cache lines of the next tokens, a line a token, that are brought into the
   // second-level cache meanwhile.
   const PrefetchColumn* prefetch = nullptr;
-  std::int64_t prefetch_count = 0;
+  std::int64_t prefetch_count = 0, prefetch_tokens = 0;
+  float* scratch = nullptr;  // block_scratch(queries)
 };
+inline constexpr std::int64_t block_scratch(std::int64_t queries) {
+  return 2 * (1 + (4 + 2 * queries) * kBlock) * kSlab;
+}
 void recurrence_block(Isa isa, const BlockArgs& args);
 
 // One row through a state of keys x columns in anyone's memory. A factor of exactly 0 drops the

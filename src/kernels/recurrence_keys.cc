@@ -20,8 +20,9 @@ namespace {
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = HWY_LANES(float);
-// A factor that the state lacks stays above this, so that its reciprocal is harmless.
-constexpr float kLeast = 0x1p-60f;
+// A factor that the state lacks stays above 2^-60, so that its reciprocal is harmless.
+constexpr float kLogLeast = -41.588f;
+constexpr float kLogSmallest = -87.0f;  // of floats that are not flushed to 0
 
 // out[i] = the sum of x[i]'s lanes.
 HWY_INLINE void sum_four(D d, V x0, V x1, V x2, V x3, float* out) {
@@ -52,61 +53,68 @@ HWY_INLINE void sum_four(D d, V x0, V x1, V x2, V x3, float* out) {
 #endif
 }
 
-// The pairs of one reader and one writer in a block; `decay` are the block's own, or null.
-template <bool kDecay, bool kReadDecayed, bool kDiagonal>
-void pairs_of(const float* read, const float* write, const float* decay, const float* u,
-              std::int64_t pitch, float* out) {
+// The pairs of a block of rows that write with those that read it: the erase's and the first
+// query's in one go, or a query's alone. `u`: on the diagonal; q reads before the decay.
+template <bool kErase, bool kDecay, bool kEraseDecayed, bool kReadDecayed>
+void pairs_of(const KeyRowsArgs& a, const float* e, const float* q, const float* write,
+              const float* decay, float* out) {
   const D d;
-  V sum[12];
+  constexpr int kFirst = kErase ? 6 : 0;
+  V sum[16];
   OUZEL_UNROLL
-  for (int p = 0; p < 12; ++p) sum[p] = hn::Zero(d);
-  for (std::int64_t key = 0; key < pitch; key += kLanes) {
-    V x[kBlock], a[kBlock];
+  for (int p = 0; p < 16; ++p) sum[p] = hn::Zero(d);
+  for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
+    V x[kBlock], erase[kBlock], factor[kBlock];
     OUZEL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
-      x[i] = hn::Load(d, read + i * pitch + key);
-      if constexpr (kDecay) a[i] = hn::Load(d, decay + i * pitch + key);
+      x[i] = hn::Load(d, q + i * a.key_pitch + key);
+      if constexpr (kErase) erase[i] = hn::Load(d, e + i * a.key_pitch + key);
+      if constexpr (kDecay) factor[i] = hn::Load(d, decay + i * a.key_pitch + key);
     }
     OUZEL_UNROLL
     for (int j = 0; j < kBlock; ++j) {
-      V y = hn::Load(d, write + j * pitch + key);
-      if constexpr (kDiagonal) {
-        const V own = u != nullptr ? hn::Mul(y, hn::Load(d, u + key)) : y;
-        sum[pair_of(j, j)] = hn::MulAdd(x[j], own, sum[pair_of(j, j)]);
-      }
+      V y = hn::Load(d, write + j * a.key_pitch + key);
+      const V own = kReadDecayed ? y : hn::Mul(y, hn::Load(d, a.u + key));
+      V& diagonal = sum[kFirst + pair_of(j, j)];
+      diagonal = hn::MulAdd(x[j], own, diagonal);
       OUZEL_UNROLL
       for (int i = j + 1; i < kBlock; ++i) {
-        if constexpr (kDecay && kReadDecayed) y = hn::Mul(y, a[i]);
-        sum[pair_of(i, j)] = hn::MulAdd(x[i], y, sum[pair_of(i, j)]);
-        if constexpr (kDecay && !kReadDecayed) y = hn::Mul(y, a[i]);
+        const V before = y;
+        if constexpr (kDecay) y = hn::Mul(y, factor[i]);
+        V& read = sum[kFirst + pair_of(i, j)];
+        read = hn::MulAdd(x[i], kReadDecayed ? y : before, read);
+        if constexpr (kErase) {
+          sum[pair_of(i, j)] = hn::MulAdd(erase[i], kEraseDecayed ? y : before, sum[pair_of(i, j)]);
+        }
       }
     }
   }
   sum_four(d, sum[0], sum[1], sum[2], sum[3], out);
   sum_four(d, sum[4], sum[5], sum[6], sum[7], out + 4);
-  if constexpr (kDiagonal) sum_four(d, sum[8], sum[9], sum[10], sum[11], out + 8);
+  sum_four(d, sum[8], sum[9], sum[10], sum[11], out + 8);
+  if constexpr (kErase) sum_four(d, sum[12], sum[13], sum[14], sum[15], out + 12);
 }
 
+// `decay`: of the block's rows.
 template <bool kDecay>
-void pairs_of_block(const KeyRowsArgs& a, std::int64_t block) {
-  const std::int64_t offset = block * kBlock * a.key_pitch;
-  const std::int64_t writers = a.b != nullptr ? 2 : 1, readers = (a.e != nullptr) + a.queries;
-  float* out = a.pairs + block * readers * writers * kPairs;
-  const float* decay = kDecay ? a.decay + offset : nullptr;
-  const float* write[2] = {a.k + offset, a.b != nullptr ? a.b + offset : nullptr};
-  if (a.e != nullptr) {
-    for (std::int64_t w = 0; w < writers; ++w, out += kPairs) {
-      a.erase_decayed
-          ? pairs_of<kDecay, true, false>(a.e + offset, write[w], decay, nullptr, a.key_pitch, out)
-          : pairs_of<kDecay, false, false>(a.e + offset, write[w], decay, nullptr, a.key_pitch,
-                                           out);
+void pairs_of_block(const KeyRowsArgs& a, std::int64_t block, const float* decay) {
+  const bool erase = a.e != nullptr;
+  const std::int64_t offset = block * kBlock * a.key_pitch, writers = a.b != nullptr ? 2 : 1;
+  for (std::int64_t w = 0; w < writers; ++w) {
+    const float* write = (w == 0 ? a.k : a.b) + offset;
+    float* out = a.pairs + (block * writers + w) * pairs_pitch(erase, a.queries);
+    std::int64_t r = 0;
+    if (erase) {
+      const float *e = a.e + offset, *q = a.q + offset;
+      a.erase_decayed ? pairs_of<true, kDecay, true, true>(a, e, q, write, decay, out)
+                      : pairs_of<true, kDecay, false, true>(a, e, q, write, decay, out);
+      r = 1;
     }
-  }
-  for (std::int64_t r = 0; r < a.queries; ++r) {
-    const float* q = a.q + r * a.query_stride + offset;
-    for (std::int64_t w = 0; w < writers; ++w, out += kPairs) {
-      a.u == nullptr ? pairs_of<kDecay, true, true>(q, write[w], decay, nullptr, a.key_pitch, out)
-                     : pairs_of<kDecay, false, true>(q, write[w], decay, a.u, a.key_pitch, out);
+    for (; r < a.queries; ++r) {
+      const float* q = a.q + r * a.query_stride + offset;
+      float* to = out + query_pairs(erase, r);
+      a.u == nullptr ? pairs_of<false, kDecay, true, true>(a, nullptr, q, write, decay, to)
+                     : pairs_of<false, kDecay, true, false>(a, nullptr, q, write, decay, to);
     }
   }
 }
@@ -119,70 +127,97 @@ HWY_INLINE void scale_rows(D d, const float* from, float* to, std::int64_t pitch
   }
 }
 
-void fold_block(const KeyRowsArgs& a, std::int64_t block) {
-  const D d;
-  const std::int64_t offset = block * kBlock * a.key_pitch;
-  const float* decay = a.decay + offset;
-  const V one = hn::Set(d, 1.0f);
-  bool leaves = !a.fold || block + 1 == a.blocks;
-  if (!leaves) {
-    V least = one;
-    for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
-      V p = hn::Load(d, a.missing + key);
-      OUZEL_UNROLL
-      for (int i = 0; i < kBlock; ++i) p = hn::Mul(p, hn::Load(d, decay + i * a.key_pitch + key));
-      least = hn::Min(least, p);
-    }
-    leaves = !hn::AllFalse(d, hn::Lt(least, hn::Set(d, kLeast)));
+// 1 / x within an ulp, for normal x.
+HWY_INLINE V reciprocal(D d, V x) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Div(hn::Set(d, 1.0f), x);
+#else
+  V y = hn::ApproximateReciprocal(x);
+  OUZEL_UNROLL
+  for (int step = 0; step < (HWY_TARGET == HWY_AVX3 ? 1 : 2); ++step) {
+    y = hn::MulAdd(y, hn::NegMulAdd(x, y, hn::Set(d, 1.0f)), y);
   }
+  return y;
+#endif
+}
+
+// The decays of a block, and its rows with decays folded in. Returns whether a decay may be 0.
+// (The arguments by value: stores of floats could change what a reference names.)
+bool fold_block(const KeyRowsArgs a, std::int64_t block, float* decay) {
+  const D d;
+  const std::int64_t pitch = a.key_pitch, offset = block * kBlock * pitch;
+  const V one = hn::Set(d, 1.0f);
+  // What the state lacks, and its logarithm.
+  float* missing = a.scratch + kBlock * pitch;
+  float* log_missing = missing + pitch;
+  // A sum that is not above this, or is not a number, may hold a decay of 0.
+  auto vanishes = hn::Lt(one, one), is_least = vanishes;
+  for (std::int64_t key = 0; key < pitch; key += kLanes) {
+    const float* g = a.g + offset + key;
+    const V sum = hn::Add(hn::Add(hn::Load(d, g), hn::Load(d, g + pitch)),
+                          hn::Add(hn::Load(d, g + 2 * pitch), hn::Load(d, g + 3 * pitch)));
+    const V log = hn::Add(hn::Load(d, log_missing + key), sum);
+    hn::Store(log, d, log_missing + key);
+    vanishes = hn::Or(vanishes, hn::Not(hn::Gt(sum, hn::Set(d, kLogSmallest))));
+    is_least = hn::Or(is_least, hn::Not(hn::Gt(log, hn::Set(d, kLogLeast))));
+  }
+  const bool leaves = !a.fold || block + 1 == a.blocks || !hn::AllFalse(d, is_least);
   a.leaves[block] = leaves;
-  for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
+  for (std::int64_t key = 0; key < pitch; key += kLanes) {
     const std::int64_t at = offset + key;
-    V x[kBlock];
+    V x[kBlock], from_start[kBlock + 1], to_end[kBlock];
+    from_start[0] = hn::Load(d, missing + key);
     OUZEL_UNROLL
-    for (int i = 0; i < kBlock; ++i) x[i] = hn::Load(d, decay + i * a.key_pitch + key);
-    V from_start[kBlock + 1];
-    from_start[0] = hn::Load(d, a.missing + key);
-    OUZEL_UNROLL
-    for (int i = 0; i < kBlock; ++i) from_start[i + 1] = hn::Mul(from_start[i], x[i]);
-    V to_end[kBlock];
+    for (int i = 0; i < kBlock; ++i) {
+      x[i] = math::exp(d, hn::Load(d, a.g + at + i * pitch));
+      hn::Store(x[i], d, decay + i * pitch + key);
+      from_start[i + 1] = hn::Mul(from_start[i], x[i]);
+    }
     if (leaves) {
       to_end[3] = one;
-      hn::Store(from_start[4], d, a.leave + block * a.key_pitch + key);
-      hn::Store(one, d, a.missing + key);
+      hn::Store(from_start[4], d, a.leave + block * pitch + key);
+      hn::Store(one, d, missing + key);
+      hn::Store(hn::Zero(d), d, log_missing + key);
     } else {
-      to_end[3] = hn::Div(one, from_start[4]);
-      hn::Store(from_start[4], d, a.missing + key);
+      to_end[3] = reciprocal(d, from_start[4]);
+      hn::Store(from_start[4], d, missing + key);
     }
     OUZEL_UNROLL
     for (int i = kBlock - 1; i-- > 0;) to_end[i] = hn::Mul(to_end[i + 1], x[i + 1]);
-    scale_rows(d, a.k + at, a.k_folded + at, a.key_pitch, to_end);
-    if (a.b != nullptr) scale_rows(d, a.b + at, a.b_folded + at, a.key_pitch, to_end);
+    scale_rows(d, a.k + at, a.k_folded + at, pitch, to_end);
+    if (a.b != nullptr) scale_rows(d, a.b + at, a.b_folded + at, pitch, to_end);
     if (a.e != nullptr) {
-      scale_rows(d, a.e + at, a.e_folded + at, a.key_pitch, from_start + (a.erase_decayed ? 1 : 0));
+      scale_rows(d, a.e + at, a.e_folded + at, pitch, from_start + (a.erase_decayed ? 1 : 0));
     }
     for (std::int64_t r = 0; r < a.queries; ++r) {
       scale_rows(d, a.q + r * a.query_stride + at, a.q_folded + r * a.folded_query_stride + at,
-                 a.key_pitch, from_start + (a.u == nullptr ? 1 : 0));
+                 pitch, from_start + (a.u == nullptr ? 1 : 0));
     }
   }
+  return !hn::AllFalse(d, vanishes);
 }
 
 }  // namespace
 
-void FoldKeyRows(const KeyRowsArgs& a) {
-  if (a.decay == nullptr) {
-    for (std::int64_t block = 0; block < a.blocks; ++block) pairs_of_block<false>(a, block);
-    return;
+bool FoldKeyRows(const KeyRowsArgs& a) {
+  if (a.g == nullptr) {
+    for (std::int64_t block = 0; block < a.blocks; ++block) {
+      pairs_of_block<false>(a, block, nullptr);
+    }
+    return false;
   }
   const D d;
+  float *decay = a.scratch, *missing = decay + kBlock * a.key_pitch;
   for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
-    hn::Store(hn::Set(d, 1.0f), d, a.missing + key);
+    hn::Store(hn::Set(d, 1.0f), d, missing + key);
+    hn::Store(hn::Zero(d), d, missing + a.key_pitch + key);
   }
+  bool vanishes = false;
   for (std::int64_t block = 0; block < a.blocks; ++block) {
-    pairs_of_block<true>(a, block);
-    fold_block(a, block);
+    vanishes = fold_block(a, block, decay) || vanishes;
+    pairs_of_block<true>(a, block, decay);
   }
+  return vanishes;
 }
 
 bool DecayFactors(std::int64_t count, const float* g, float* factor) {
@@ -224,7 +259,9 @@ HWY_EXPORT(FoldKeyRows);
 HWY_EXPORT(DecayFactors);
 HWY_EXPORT(DecayMinus1);
 HWY_EXPORT(AllFinite);
-void fold_key_rows(Isa isa, const KeyRowsArgs& args) { OUZEL_DISPATCH(isa, FoldKeyRows)(args); }
+bool fold_key_rows(Isa isa, const KeyRowsArgs& args) {
+  return OUZEL_DISPATCH(isa, FoldKeyRows)(args);
+}
 bool decay_factors(Isa isa, std::int64_t count, const float* g, float* factor) {
   return OUZEL_DISPATCH(isa, DecayFactors)(count, g, factor);
 }

@@ -36,8 +36,9 @@ struct RowsKind {
   std::int64_t queries = 1;
 };
 
-// One chunk. float32, filled up with zeros to pitches of whole vectors; null where the kind has
-// none. Log decays are at most 0 and may be -inf, which drops the decayed term, even NaN.
+// One chunk: at most 64 tokens. float32, filled up with zeros to pitches of whole vectors; null
+// where the kind has none. Log decays are at most 0 and may be -inf, which drops the decayed term,
+// even NaN.
 struct LawRows {
   std::int64_t tokens = 0;       // rows: tokens * rows_per_token
   std::int64_t key_pitch = 0;    // K, up to a multiple of 16
@@ -47,7 +48,7 @@ struct LawRows {
   float* v = nullptr;            // [rows][value_pitch]
   float* g = nullptr;            // [rows] or [rows][key_pitch]
   float* gv = nullptr;           // [rows][value_pitch]
-  float* e = nullptr;            // [rows][key_pitch]
+  float* e = nullptr;            // [rows][key_pitch]; pack may let it point to k
   float* b = nullptr;            // [rows][key_pitch], general erase
   float* c = nullptr;            // [rows] or [rows][value_pitch], collinear erase
   float* u = nullptr;            // [key_pitch], the same for all chunks

@@ -9,6 +9,15 @@
 namespace ouzel {
 namespace {
 
+// Tokens that are packed at a time: few where the rows of a chunk then stay in the first-level
+// cache beside the state.
+std::int64_t chunk_tokens(const RowsKind& kind) {
+  constexpr std::int64_t kSmallState = 64 * 64;
+  return kind.keys * kind.values <= kSmallState ? kChunk / 4 : kChunk;
+}
+
+// Slabs that go through a chunk together.
+constexpr std::int64_t kTogether = 2;
 constexpr std::int64_t kLine = 16;  // floats of a cache line
 
 // Factors of decay of one row: e^g and e^g - 1.
@@ -96,29 +105,29 @@ class Scan {
     rows_.v = take(true, rows * value_pitch_);
     rows_.g = take(kind.decay, rows * (per_key ? key_pitch_ : 1));
     rows_.gv = take(kind.value_decay, rows * value_pitch_);
-    rows_.e = keyed(erase_);
+    e_rows_ = keyed(erase_);
     rows_.b = keyed(general);
     rows_.c = take(kind.erase == EraseKind::kCollinear,
                    rows * (kind.strength_per_value ? value_pitch_ : 1));
     rows_.u = take(kind.bonus, key_pitch_);
 
-    q_rows_ = take(per_key || n > 1, kind.queries * rows * key_pitch_);
-    key_decay_ = keyed(per_key);
+    q_spread_ = take(n > 1, kind.queries * rows * key_pitch_);
+    q_folded_ = take(per_key, kind.queries * rows * key_pitch_);
     k_folded_ = keyed(per_key);
     e_folded_ = keyed(per_key && erase_);
     b_folded_ = keyed(per_key && general);
     leave_ = take(per_key, blocks * key_pitch_);
     leave_minus_1_ = take(per_key && !erase_, blocks * key_pitch_);
-    missing_ = take(per_key, key_pitch_);
+    fold_scratch_ = take(per_key, (kBlock + 2) * key_pitch_);
     leaves_ = memory.template take<bool>(blocks);
     const std::int64_t width = column_width();
     column_decay_ = take(width != 0, rows * width);
     column_leave_minus_1_ = take(width != 0 && !erase_, blocks * width);
-    pairs_ = take(true, blocks * (kind.queries + erase_) * (general ? 2 : 1) * kPairs);
-    reads_ = take(true, (kind.queries + erase_) * kBlock * kSlab);
-    state_ = memory.template take<float*>(slabs_ + 1);
-    state_memory_ = take(true, (slabs_ + 1) * slab_state());
-    out_ = memory.template take<float*>(kind.queries * rows);
+    pairs_ = take(true, blocks * (general ? 2 : 1) * pairs_pitch(erase_, kind.queries));
+    block_scratch_ = take(true, block_scratch(kind.queries));
+    state_ = memory.template take<float*>(slabs_ + kTogether);
+    state_memory_ = take(true, (slabs_ + kTogether) * slab_state());
+    out_ = memory.template take<float*>(kTogether * kind.queries * rows);
     row_out_ = take(true, kind.queries * kSlab);
   }
 
@@ -143,10 +152,11 @@ class Scan {
   void spread_queries() const;
   bool prepare_columns() const;
   bool prepare_keys() const;
-  void locate_outputs(RowSource& source, std::int64_t first, std::int64_t column) const;
-  void run_slab(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
-                bool resets);
-  void run_rows(std::int64_t slab) const;
+  void locate_outputs(RowSource& source, std::int64_t first, std::int64_t column,
+                      float** out) const;
+  void run_slabs(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
+                 std::int64_t count, bool resets);
+  void run_rows(std::int64_t slab, float* const* out) const;
   // body(slab's state, offset in it, key, column, width) for each row of each slab.
   template <class Body>
   void for_each_row(Body body) const {
@@ -166,25 +176,25 @@ class Scan {
   LawRows rows_;
   RowFactors row_factors_;
   // Of a chunk, for all slabs: see KeyRowsArgs and BlockArgs.
-  float *q_rows_, *key_decay_, *k_folded_, *e_folded_, *b_folded_;
-  float *leave_, *leave_minus_1_, *missing_, *column_decay_, *column_leave_minus_1_, *pairs_;
+  float *e_rows_, *q_spread_, *q_folded_, *k_folded_, *e_folded_, *b_folded_;
+  float *leave_, *leave_minus_1_, *fold_scratch_, *column_decay_, *column_leave_minus_1_, *pairs_;
   bool* leaves_;
   static constexpr std::int64_t kMaxPrefetch = 128;
   PrefetchColumn prefetch_[kMaxPrefetch];
   std::int64_t prefetch_count_ = 0;
-  float *reads_, *row_out_;
-  float** state_;  // [slabs], and one to spare
+  float *block_scratch_, *row_out_;
+  float** state_;  // [slabs], and some to spare
   float* state_memory_;
-  float** out_;  // [queries][rows of a full chunk]: where outputs go, null for rows not read
+  float** out_;  // [kTogether][queries][out_pitch]
 };
 
 void Scan::begin(Isa isa, const StateMemory<const float>& initial, std::int64_t position) {
   isa_ = isa;
   position_ = position;
-  for (std::int64_t slab = 0; slab <= slabs_; ++slab) {
+  for (std::int64_t slab = 0; slab < slabs_ + kTogether; ++slab) {
     state_[slab] = state_memory_ + slab * slab_state();
   }
-  std::fill_n(state_memory_, (slabs_ + 1) * slab_state(), 0.0f);
+  std::fill_n(state_memory_, (slabs_ + kTogether) * slab_state(), 0.0f);
   if (initial.s == nullptr) return;
   for_each_row([&](float* row, std::int64_t key, std::int64_t column, std::int64_t width) {
     const std::int64_t from = key * initial.row + column * initial.column;
@@ -214,6 +224,7 @@ void Scan::pad() const {
   const auto zero = [&](float* x, std::int64_t width) {
     if (x != nullptr) std::fill(x + rows() * width, x + blocks() * kBlock * width, 0.0f);
   };
+  if (rows() == blocks() * kBlock) return;
   for (float* x : {rows_.k, rows_.e, rows_.b}) zero(x, key_pitch_);
   for (float* x : {rows_.v, rows_.gv}) zero(x, value_pitch_);
   zero(rows_.g, kind_.decay_per_key ? key_pitch_ : 1);
@@ -224,10 +235,10 @@ void Scan::pad() const {
 void Scan::spread_queries() const {
   const std::int64_t n = kind_.rows_per_token, count = blocks() * kBlock * key_pitch_;
   for (std::int64_t r = 0; r < kind_.queries; ++r) {
-    std::fill_n(q_rows_ + r * count, count, 0.0f);
+    std::fill_n(q_spread_ + r * count, count, 0.0f);
     for (std::int64_t t = 0; t < rows_.tokens; ++t) {
       std::copy_n(rows_.q + (r * rows_.tokens + t) * key_pitch_, key_pitch_,
-                  q_rows_ + r * count + ((t + 1) * n - 1) * key_pitch_);
+                  q_spread_ + r * count + ((t + 1) * n - 1) * key_pitch_);
     }
   }
 }
@@ -266,31 +277,29 @@ bool Scan::prepare_keys() const {
   const bool per_key = kind_.decay_per_key, spread = kind_.rows_per_token > 1;
   const std::int64_t count = blocks() * kBlock * key_pitch_;
   if (spread) spread_queries();
-  bool resets = false;
-  if (per_key) resets = decay_factors(isa_, count, rows_.g, key_decay_);
   KeyRowsArgs a;
   a.blocks = blocks();
   a.key_pitch = key_pitch_;
   a.queries = kind_.queries;
   a.query_stride = spread ? count : rows_.tokens * key_pitch_;
-  a.q = spread ? q_rows_ : rows_.q;
+  a.q = spread ? q_spread_ : rows_.q;
   a.k = rows_.k;
   a.e = rows_.e;
   a.b = rows_.b;
   a.u = rows_.u;
   a.erase_decayed = kind_.erase_decayed;
-  a.decay = key_decay_;
+  if (per_key) a.g = rows_.g;
   a.fold = !in_two_parts();
-  a.q_folded = q_rows_;
+  a.q_folded = q_folded_;
   a.folded_query_stride = count;
   a.k_folded = k_folded_;
   a.e_folded = e_folded_;
   a.b_folded = b_folded_;
   a.leave = leave_;
   a.leaves = leaves_;
-  a.missing = missing_;
+  a.scratch = fold_scratch_;
   a.pairs = pairs_;
-  fold_key_rows(isa_, a);
+  const bool resets = fold_key_rows(isa_, a);
   if (per_key && in_two_parts()) {
     sum_blocks(rows_.g, blocks(), key_pitch_, leave_minus_1_);
     decay_minus_1(isa_, blocks() * key_pitch_, leave_minus_1_, leave_minus_1_);
@@ -300,51 +309,70 @@ bool Scan::prepare_keys() const {
 
 void Scan::run(RowSource& source, std::int64_t first, std::int64_t tokens, std::int64_t column) {
   rows_.tokens = tokens;
+  rows_.e = e_rows_;
   source.pack(first, column, columns_, rows_);
   pad();
   prefetch_count_ = 0;
-  if (first + 2 * kChunk <= source.tokens()) {
-    prefetch_count_ = source.prefetch(first + kChunk, column, columns_, prefetch_, kMaxPrefetch);
+  if (first + 2 * tokens <= source.tokens()) {
+    prefetch_count_ = source.prefetch(first + tokens, column, columns_, prefetch_, kMaxPrefetch);
   }
   const bool column_resets = prepare_columns();
   const bool key_resets = prepare_keys();
-  for (std::int64_t slab = 0; slab < slabs_; ++slab) {
-    run_slab(source, first, column, slab, column_resets || key_resets);
+  // Slabs together take at most two thirds of the first-level cache.
+  const std::int64_t together = kind_.keys <= 128 ? kTogether : 1;
+  for (std::int64_t slab = 0; slab < slabs_; slab += together) {
+    run_slabs(source, first, column, slab, std::min(slabs_ - slab, together),
+              column_resets || key_resets);
   }
   source.finish(first, tokens, column, columns_);
   position_ += tokens;
 }
 
-void Scan::locate_outputs(RowSource& source, std::int64_t first, std::int64_t column) const {
+// Where the outputs of a slab's rows go, `out` [queries][out_pitch].
+void Scan::locate_outputs(RowSource& source, std::int64_t first, std::int64_t column,
+                          float** out) const {
   const std::int64_t n = kind_.rows_per_token;
-  std::fill_n(out_, kind_.queries * out_pitch(), nullptr);
   for (std::int64_t r = 0; r < kind_.queries; ++r) {
     std::int64_t stride = 0;
     float* o = source.output(r, first, column, stride);
-    for (std::int64_t t = 0; t < rows_.tokens; ++t) {
-      out_[r * out_pitch() + (t + 1) * n - 1] = o + t * stride;
-    }
+    float** to = out + r * out_pitch();
+    if (n > 1 || rows() % kBlock != 0) std::fill_n(to, blocks() * kBlock, nullptr);
+    for (std::int64_t t = 0; t < rows_.tokens; ++t) to[(t + 1) * n - 1] = o + t * stride;
   }
 }
 
-void Scan::run_slab(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
-                    bool resets) {
+// `count` slabs together, at most kTogether.
+void Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
+                     std::int64_t count, bool resets) {
   const bool per_key = kind_.decay_per_key, spread = kind_.rows_per_token > 1;
-  locate_outputs(source, first, column + slab * kSlab);
+  BlockSlab slabs[kTogether];
+  for (std::int64_t i = 0; i < count; ++i) {
+    BlockSlab& s = slabs[i];
+    const std::int64_t from = (slab + i) * kSlab;
+    s.state_in = state_[slab + i];
+    s.state = resets ? state_[slabs_ + i] : state_[slab + i];
+    if (in_two_parts()) {
+      s.low_in = s.state_in + half_;
+      s.low = s.state + half_;
+    }
+    s.v = rows_.v + from;
+    s.c = kind_.strength_per_value ? rows_.c + from : rows_.c;
+    const std::int64_t offset = kind_.value_decay ? from : 0;
+    if (column_decay_ != nullptr) s.column_decay = column_decay_ + offset;
+    if (in_two_parts()) s.column_leave_minus_1 = column_leave_minus_1_ + offset;
+    float** out = out_ + i * kind_.queries * out_pitch();
+    locate_outputs(source, first, column + from, out);
+    s.out = out;
+    s.width = std::min(columns_ - from, kSlab);
+  }
   BlockArgs a;
   a.blocks = blocks();
   a.keys = padded(kind_.keys, 2);
   a.key_pitch = key_pitch_;
   a.value_pitch = value_pitch_;
-  a.state_in = state_[slab];
-  a.state = resets ? state_[slabs_] : state_[slab];
-  if (in_two_parts()) {
-    a.low_in = a.state_in + half_;
-    a.low = a.state + half_;
-  }
   a.queries = kind_.queries;
   a.query_stride = spread || per_key ? blocks() * kBlock * key_pitch_ : rows_.tokens * key_pitch_;
-  a.q = spread || per_key ? q_rows_ : rows_.q;
+  a.q = per_key ? q_folded_ : spread ? q_spread_ : rows_.q;
   a.k = per_key ? k_folded_ : rows_.k;
   a.e = per_key ? e_folded_ : rows_.e;
   a.b = per_key ? b_folded_ : rows_.b;
@@ -354,38 +382,31 @@ void Scan::run_slab(RowSource& source, std::int64_t first, std::int64_t column, 
   a.leave = leave_;
   a.leaves = per_key ? leaves_ : nullptr;
   a.leave_minus_1 = leave_minus_1_;
-  a.v = rows_.v + slab * kSlab;
-  a.c = rows_.c;
+  a.slabs = slabs;
+  a.slab_count = count;
   a.strength_per_value = kind_.strength_per_value;
-  if (a.strength_per_value) a.c += slab * kSlab;
-  a.column_decay = column_decay_;
   a.decay_per_value = kind_.value_decay;
-  a.column_leave_minus_1 = column_leave_minus_1_;
-  if (a.decay_per_value) {
-    a.column_decay += slab * kSlab;
-    if (in_two_parts()) a.column_leave_minus_1 += slab * kSlab;
-  }
-  a.reads = reads_;
-  a.out = out_;
   a.out_pitch = out_pitch();
-  a.width = std::min(columns_ - slab * kSlab, kSlab);
   a.stream = source.streams();
   const std::int64_t begin = slab * prefetch_count_ / slabs_;
   a.prefetch = prefetch_ + begin;
-  a.prefetch_count = (slab + 1) * prefetch_count_ / slabs_ - begin;
+  a.prefetch_count = (slab + count) * prefetch_count_ / slabs_ - begin;
+  a.prefetch_tokens = rows_.tokens;
+  a.scratch = block_scratch_;
   recurrence_block(isa_, a);
-  if (!resets) return;
   // A block multiplies by a decay of 0, which leaves a NaN where it should be dropped.
-  if (all_finite(isa_, half_, a.state)) {
-    std::swap(state_[slab], state_[slabs_]);
-  } else {
-    run_rows(slab);
+  for (std::int64_t i = 0; resets && i < count; ++i) {
+    if (all_finite(isa_, half_, slabs[i].state)) {
+      std::swap(state_[slab + i], state_[slabs_ + i]);
+    } else {
+      run_rows(slab + i, slabs[i].out);
+    }
   }
 }
 
 // A chunk with resets and with numbers that are not finite, row by row: outputs that only know of
 // finite ones stay as they are, for they must not depend on what comes later.
-void Scan::run_rows(std::int64_t slab) const {
+void Scan::run_rows(std::int64_t slab, float* const* out) const {
   const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
   bool finite = all_finite(isa_, half_, state_[slab]);
   for (std::int64_t i = 0; i < rows(); ++i) {
@@ -397,7 +418,7 @@ void Scan::run_rows(std::int64_t slab) const {
     a.o_stride = kSlab;
     recurrence_row(isa_, a);
     for (std::int64_t r = 0; r < a.queries && !finite; ++r) {
-      std::copy_n(row_out_ + r * kSlab, width, out_[r * out_pitch() + i]);
+      std::copy_n(row_out_ + r * kSlab, width, out[r * out_pitch() + i]);
     }
     finite = finite && all_finite(isa_, half_, state_[slab]);
   }
@@ -426,8 +447,9 @@ void rows_scan(Isa isa, const RowsKind& kind, RowSource& source, std::int64_t co
   Scan scan(scratch, kind, columns);
   scan.begin(isa, initial.at_column(column), position);
   const std::int64_t tokens = source.tokens();
-  for (std::int64_t t = 0; t < tokens; t += kChunk) {
-    scan.run(source, t, std::min(tokens - t, kChunk), column);
+  const std::int64_t chunk = chunk_tokens(kind);
+  for (std::int64_t t = 0; t < tokens; t += chunk) {
+    scan.run(source, t, std::min(tokens - t, chunk), column);
   }
   scan.end(final.at_column(column));
   if (source.streams()) finish_streams();
