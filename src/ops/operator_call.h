@@ -55,6 +55,9 @@ class OperatorCall {
   Tensor out(const std::string& name) const { return get(out_, name); }
   // The value of a letter of the table, after all inputs have been seen.
   std::int64_t extent(const std::string& letter) const { return extents_.at(letter).value; }
+  // Of OperatorInfo::set_extents. Throws Error(kInvalidArgument) if a tensor has another; `from`:
+  // what says so.
+  void set_extent(const std::string& letter, std::int64_t value, const std::string& from);
 
  private:
   struct Extent {

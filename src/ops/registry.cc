@@ -240,6 +240,7 @@ OperatorCall::OperatorCall(const OperatorInfo& info, const Attributes& attribute
     }
   }
   if (segments_ && segments == nullptr) check_packing();
+  if (info.set_extents != nullptr) info.set_extents(*this);
   list_results();
   if (!backward) return;
   bool any = false;
@@ -259,6 +260,14 @@ OperatorCall::OperatorCall(const OperatorInfo& info, const Attributes& attribute
   if (in(first.gradient).present()) return;
   no_gradient_ = Array(shape_of(first), first.dtype);
   in_[first.gradient] = no_gradient_.tensor;
+}
+
+void OperatorCall::set_extent(const std::string& letter, std::int64_t value,
+                              const std::string& from) {
+  const auto [known, is_new] = extents_.try_emplace(letter, Extent{value, from});
+  if (is_new || known->second.value == value) return;
+  refuse(fmt::format("{}: {} has {} = {}; {} makes it {}", info_.name, known->second.from, letter,
+                     known->second.value, from, value));
 }
 
 // Packed sequences cover one row of the batch: what they left out would be zeros in silence.

@@ -64,6 +64,9 @@ struct OperatorInfo {
   std::vector<AttributeInfo> attributes;
   void (*run)(OperatorCall& call);  // forward, and backward if call.backward()
   OperatorCost cost = {};
+  // Sets the extents that follow from attributes or from others, once all inputs have been seen;
+  // null: there are none.
+  void (*set_extents)(OperatorCall& call) = nullptr;
 
   const AttributeInfo* find_attribute(std::string_view attribute) const;  // null: it has none such
   std::vector<std::string> attribute_names() const;

@@ -6,10 +6,14 @@
 namespace ouzel {
 namespace {
 
+std::vector<OperatorInfo> (*const kFamilies[])() = {
+    linear_attention_rows,  retention_rows,  matrix_law_rows, scan_rows,
+    softmax_attention_rows, short_conv_rows, onnx_rows,
+};
+
 std::vector<OperatorInfo> make_table() {
   std::vector<OperatorInfo> table;
-  for (auto* family : {linear_attention_rows, retention_rows, matrix_law_rows,
-                       softmax_attention_rows, short_conv_rows, scan_rows}) {
+  for (auto* family : kFamilies) {
     for (OperatorInfo& row : family()) table.push_back(std::move(row));
   }
   return table;
