@@ -1,6 +1,8 @@
 // Rows of keys with folded decays, in groups of 32 keys (rows_backward.h), and back.
 #include "src/kernels/rows_backward.h"
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/kernels/rows_fold.cc"
 #include "src/kernels/targets.h"
@@ -34,7 +36,8 @@ HWY_INLINE V reciprocal(D d, V x) {
 #endif
 }
 
-void fold_group(const float* g, std::int64_t step, const Folds& f, std::int64_t group) {
+// Returns the least log decays.
+V fold_group(const float* g, std::int64_t step, const Folds& f, std::int64_t group) {
   const D d;
   const V one = hn::Set(d, 1.0f);
   const auto log_decay = [&](std::int64_t t, std::int64_t i) HWY_ATTR {
@@ -44,6 +47,7 @@ void fold_group(const float* g, std::int64_t step, const Folds& f, std::int64_t 
   float* inverse = f.inverse + group * (f.rows + 1) * kKeyGroup;
   float* factor = f.factor + group * f.rows * kKeyGroup;
   float* total = f.total + group * kKeyGroup;
+  V least = hn::Zero(d);
   for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
     hn::Store(one, d, lambda + i);
     hn::Store(one, d, inverse + i);
@@ -53,6 +57,7 @@ void fold_group(const float* g, std::int64_t step, const Folds& f, std::int64_t 
     bool fold = false;
     for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
       const V x = log_decay(t, i);
+      least = hn::Min(least, x);
       const V next = hn::Mul(hn::Load(d, lambda + i), math::exp(d, x));
       hn::Store(hn::Add(hn::Load(d, total + i), x), d, total + i);
       hn::Store(next, d, lambda + kKeyGroup + i);
@@ -67,6 +72,7 @@ void fold_group(const float* g, std::int64_t step, const Folds& f, std::int64_t 
       hn::Store(one, d, inverse + kKeyGroup + i);
     }
   }
+  return least;
 }
 
 // body(grouped vector's offset, row's offset or -1, factor's offset), in the order of the groups.
@@ -87,8 +93,13 @@ HWY_INLINE void for_vectors(const GroupArgs& a, Body body) {
 
 }  // namespace
 
-void FoldDecays(const float* g, std::int64_t pitch, const Folds& folds) {
-  for (std::int64_t group = 0; group < folds.groups; ++group) fold_group(g, pitch, folds, group);
+float FoldDecays(const float* g, std::int64_t pitch, const Folds& folds) {
+  const D d;
+  V least = hn::Zero(d);
+  for (std::int64_t group = 0; group < folds.groups; ++group) {
+    least = hn::Min(least, fold_group(g, pitch, folds, group));
+  }
+  return hn::GetLane(hn::MinOfLanes(d, least));
 }
 
 void GroupRows(const GroupArgs& a, const float* in, float* out) {
@@ -109,16 +120,57 @@ void UngroupRows(const GroupArgs& a, const float* in, float* out) {
   });
 }
 
-void SumKeys(const GroupArgs& a, const float* in, float* out) {
+void SumKeys(std::int64_t rows, std::int64_t pitch, const float* in, float* out) {
   const D d;
-  for (std::int64_t t = 0; t < a.rows; ++t) {
+  for (std::int64_t t = 0; t < rows; ++t, in += pitch) {
     V sum = hn::Zero(d);
-    for (std::int64_t group = 0; group < a.groups; ++group) {
-      for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
-        sum = hn::Add(sum, hn::Load(d, in + (group * a.rows + t) * kKeyGroup + i));
-      }
-    }
+    for (std::int64_t i = 0; i < pitch; i += kLanes) sum = hn::Add(sum, hn::Load(d, in + i));
     out[t] = hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+}
+
+void GateSums(const GateArgs& a) {
+  const D d;
+  std::fill_n(a.sums, a.groups * kKeyGroup, 0.0f);
+  const float *s = a.state, *g = a.grad;
+  for (std::int64_t tile = 0; tile < a.value_tiles * a.groups; ++tile) {
+    float* sums = a.sums + tile % a.groups * kKeyGroup;
+    for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
+      V sum = hn::Load(d, sums + i);
+      for (std::int64_t j = 0; j < kStateTile; j += kKeyGroup) {
+        sum = hn::MulAdd(hn::Load(d, s + i + j), hn::Load(d, g + i + j), sum);
+      }
+      hn::Store(sum, d, sums + i);
+    }
+    s += kStateTile;
+    g += kStateTile;
+  }
+}
+
+void GateGrads(const GateArgs& a) {
+  const D d;
+  const bool read_before = a.before && a.e == nullptr, erase_before = a.before && a.e != nullptr;
+  const std::int64_t tokens = a.rows / a.every;
+  for (std::int64_t i = 0; i < a.groups * kKeyGroup; i += kLanes) {
+    V sum = hn::Load(d, a.sums + i);
+    const auto product = [&](const float* x, const float* dx, std::int64_t row) HWY_ATTR {
+      return hn::Mul(hn::Load(d, x + row * a.pitch + i), hn::Load(d, dx + row * a.pitch + i));
+    };
+    for (std::int64_t t = a.rows - 1; t >= 0; --t) {
+      V read = hn::Zero(d);
+      for (std::int64_t n = 0; (t + 1) % a.every == 0 && n < a.queries; ++n) {
+        read = hn::Add(read, product(a.q, a.dq, n * tokens + t / a.every));
+      }
+      V change = read_before ? hn::Zero(d) : read;
+      change = hn::Sub(change, product(a.k, a.dk, t));
+      if (a.b != nullptr) change = hn::Sub(change, product(a.b, a.db, t));
+      V erased = a.e == nullptr ? hn::Zero(d) : product(a.e, a.de, t);
+      if (!erase_before) change = hn::Add(change, erased);
+      sum = hn::Add(sum, change);
+      hn::Store(sum, d, a.dg + t * a.pitch + i);
+      if (erase_before) sum = hn::Add(sum, erased);
+      if (read_before) sum = hn::Add(sum, read);
+    }
   }
 }
 
@@ -167,10 +219,12 @@ HWY_EXPORT(FoldDecays);
 HWY_EXPORT(GroupRows);
 HWY_EXPORT(UngroupRows);
 HWY_EXPORT(SumKeys);
+HWY_EXPORT(GateSums);
+HWY_EXPORT(GateGrads);
 HWY_EXPORT(Exponentials);
 HWY_EXPORT(BonusGrads);
-void fold_decays(Isa isa, const float* g, std::int64_t pitch, const Folds& folds) {
-  OUZEL_DISPATCH(isa, FoldDecays)(g, pitch, folds);
+float fold_decays(Isa isa, const float* g, std::int64_t pitch, const Folds& folds) {
+  return OUZEL_DISPATCH(isa, FoldDecays)(g, pitch, folds);
 }
 void group_rows(Isa isa, const GroupArgs& args, const float* in, float* out) {
   OUZEL_DISPATCH(isa, GroupRows)(args, in, out);
@@ -178,9 +232,11 @@ void group_rows(Isa isa, const GroupArgs& args, const float* in, float* out) {
 void ungroup_rows(Isa isa, const GroupArgs& args, const float* in, float* out) {
   OUZEL_DISPATCH(isa, UngroupRows)(args, in, out);
 }
-void sum_keys(Isa isa, const GroupArgs& args, const float* in, float* out) {
-  OUZEL_DISPATCH(isa, SumKeys)(args, in, out);
+void sum_keys(Isa isa, std::int64_t rows, std::int64_t pitch, const float* in, float* out) {
+  OUZEL_DISPATCH(isa, SumKeys)(rows, pitch, in, out);
 }
+void gate_sums(Isa isa, const GateArgs& args) { OUZEL_DISPATCH(isa, GateSums)(args); }
+void gate_grads(Isa isa, const GateArgs& args) { OUZEL_DISPATCH(isa, GateGrads)(args); }
 void exponentials(Isa isa, std::int64_t count, const float* x, float* y) {
   OUZEL_DISPATCH(isa, Exponentials)(count, x, y);
 }

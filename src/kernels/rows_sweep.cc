@@ -6,6 +6,9 @@
 //     G:  the same backwards, reads and writes exchanged, and  dg_t = row sums of G~ * P~
 #include "src/kernels/rows_backward.h"
 
+#include <algorithm>
+#include <type_traits>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/kernels/rows_sweep.cc"
 #include "src/kernels/targets.h"
@@ -28,6 +31,8 @@ constexpr int kVectors = 2;
 constexpr int kValues = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 constexpr std::int64_t kKeys = kVectors * kLanes;
 using Tile = V[kValues][kVectors];
+
+#define OUZEL_INLINE_LAMBDA __attribute__((always_inline))
 
 HWY_INLINE void load(D d, const float* from, std::int64_t pitch, Tile& s) {
   OUZEL_UNROLL
@@ -58,11 +63,11 @@ HWY_INLINE void write(D d, Tile& s, const float* x, const float* a) {
   }
 }
 
-// sums (+)= S a.
-HWY_INLINE void read(D d, const Tile& s, const float* a, bool first, float* sums) {
+// sums += S a.
+HWY_INLINE void read(D d, const Tile& s, const float* a, float* sums) {
   V sum[kVectors];
   OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) sum[j] = first ? hn::Zero(d) : hn::Load(d, sums + j * kLanes);
+  for (int j = 0; j < kVectors; ++j) sum[j] = hn::Load(d, sums + j * kLanes);
   OUZEL_UNROLL
   for (int i = 0; i < kValues; ++i) {
     const V value = hn::Set(d, a[i]);
@@ -73,22 +78,8 @@ HWY_INLINE void read(D d, const Tile& s, const float* a, bool first, float* sums
   for (int j = 0; j < kVectors; ++j) hn::Store(sum[j], d, sums + j * kLanes);
 }
 
-// partial (+)= S^T x, not yet summed over lanes.
-HWY_INLINE void read_values(D d, const Tile& s, const float* x, bool first, float* partial) {
-  V key[kVectors];
-  OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) key[j] = hn::Load(d, x + j * kLanes);
-  OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
-    V sum = first ? hn::Zero(d) : hn::Load(d, partial + i * kLanes);
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) sum = hn::MulAdd(s[i][j], key[j], sum);
-    hn::Store(sum, d, partial + i * kLanes);
-  }
-}
-
 // S *= factor of a fold; where that is 0, 0.
-HWY_INLINE void fold(D d, Tile& s, const float* factor) {
+HWY_INLINE void multiply_keys(D d, Tile& s, const float* factor) {
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
     const V f = hn::Load(d, factor + j * kLanes);
@@ -98,266 +89,468 @@ HWY_INLINE void fold(D d, Tile& s, const float* factor) {
   }
 }
 
-HWY_INLINE void drop(D d, Tile& s, const float* factor) {
+HWY_INLINE void load_keys(D d, const float* from, V (&x)[kVectors]) {
   OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) {
-    const auto kept = hn::Ne(hn::Load(d, factor + j * kLanes), hn::Zero(d));
-    OUZEL_UNROLL
-    for (int i = 0; i < kValues; ++i) s[i][j] = hn::IfThenElseZero(kept, s[i][j]);
-  }
+  for (int j = 0; j < kVectors; ++j) x[j] = hn::Load(d, from + j * kLanes);
 }
-
-HWY_INLINE void decay_values(D d, Tile& s, const float* decay) {
+HWY_INLINE void store_keys(D d, const V (&x)[kVectors], float* to) {
   OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
-    const V f = hn::Set(d, decay[i]);
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      s[i][j] = decay[i] == 0.0f ? hn::Zero(d) : hn::Mul(s[i][j], f);
-    }
-  }
+  for (int j = 0; j < kVectors; ++j) hn::Store(x[j], d, to + j * kLanes);
 }
-
-HWY_INLINE void drop_values(D d, Tile& s, const float* decay) {
+// y += x a, of two rows of keys or a tile's row.
+HWY_INLINE void add(const V (&x)[kVectors], V a, V (&y)[kVectors]) {
   OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
-    if (decay[i] != 0.0f) continue;
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Zero(d);
-  }
+  for (int j = 0; j < kVectors; ++j) y[j] = hn::MulAdd(x[j], a, y[j]);
 }
 
 // Where a tile stands.
 struct Place {
   std::int64_t group, key, value;  // first key within the group, first value of all
-  bool first_keys, first_values;
 
+  std::int64_t keys(std::int64_t rows) const { return group * rows * kKeyGroup + key; }
+  std::int64_t values(std::int64_t rows) const {
+    return value / kValueTile * rows * kValueTile + value % kValueTile;
+  }
   std::int64_t state(std::int64_t groups) const {
     return (value / kValueTile * groups + group) * kStateTile + value % kValueTile * kKeyGroup +
            key;
   }
 };
 
-// The fold before a row, or null.
-struct TileFolds {
+// What decays a tile: at rows that `at` marks, by a fold's factors where there are, and by those of
+// values.
+struct TileDecay {
+  const std::uint8_t* at;
   const std::uint8_t* fold = nullptr;
   const float* factor = nullptr;
-  const float* lambda = nullptr;  // at the end
+  const float* lambda = nullptr;  // after the last row
   const float* total = nullptr;
+  const float* values;
 
-  TileFolds(const Folds* f, const Place& p) {
+  TileDecay(const std::uint8_t* marks, const Folds* f, const float* value_decay, const Place& p,
+            std::int64_t rows)
+      : at(marks), values(value_decay == nullptr ? nullptr : value_decay + p.values(rows)) {
     if (f == nullptr) return;
     const std::int64_t group = f->per_key ? p.group : 0;
-    fold = f->fold + group * f->rows;
-    factor = f->factor + group * f->rows * kKeyGroup + p.key;
-    lambda = f->lambda + (group * (f->rows + 1) + f->rows) * kKeyGroup + p.key;
+    at += group * rows;
+    fold = f->fold + group * rows;
+    factor = f->factor + group * rows * kKeyGroup + p.key;
+    lambda = f->lambda + (group * (rows + 1) + rows) * kKeyGroup + p.key;
     total = f->total + group * kKeyGroup + p.key;
   }
-  const float* before(std::int64_t t) const {
+  const float* fold_at(std::int64_t t) const {
     return fold != nullptr && fold[t] ? factor + t * kKeyGroup : nullptr;
   }
 };
 
+// The factors of one marked row.
+struct RowDecay {
+  const float* keys;    // null: 1
+  const float* values;  // null: 1
+
+  RowDecay(const TileDecay& decay, std::int64_t t)
+      : keys(decay.fold_at(t)),
+        values(decay.values == nullptr ? nullptr : decay.values + t * kValueTile) {}
+  // Zeros what a factor of 0 drops, so that products with it are 0 even of NaN.
+  HWY_INLINE void drop(D d, int i, V (&s)[kVectors]) const {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      if (keys != nullptr) {
+        const auto kept = hn::Ne(hn::Load(d, keys + j * kLanes), hn::Zero(d));
+        s[j] = hn::IfThenElseZero(kept, s[j]);
+      }
+      if (values != nullptr && values[i] == 0.0f) s[j] = hn::Zero(d);
+    }
+  }
+  // Row i of the tile, times the factors.
+  HWY_INLINE void multiply(D d, int i, V (&s)[kVectors]) const {
+    drop(d, i, s);
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      if (keys != nullptr) s[j] = hn::Mul(s[j], hn::Load(d, keys + j * kLanes));
+      if (values != nullptr) s[j] = hn::Mul(s[j], hn::Set(d, values[i]));
+    }
+  }
+};
+
+HWY_INLINE void decay_row(D d, Tile& s, const RowDecay& decay) {
+  OUZEL_UNROLL
+  for (int i = 0; i < kValues; ++i) decay.multiply(d, i, s[i]);
+}
+
+// A tile's work: all that its loops over rows need beside pointers.
+struct TileJob {
+  Place place;
+  TileDecay decay;
+  std::int64_t terms;   // queries, or writes
+  PrefetchColumn next;  // the lines it brings near
+
+  template <class Args>
+  TileJob(const Args& a, const Place& p, std::int64_t count, std::int64_t column, const float* here)
+      : place(p),
+        decay(a.marks, a.folds, a.value_decay, p, a.rows),
+        terms(count),
+        next(column < a.prefetch_count ? a.prefetch[column] : PrefetchColumn{here, 0}) {}
+};
+
 enum class Erase { kNone, kCollinear, kGeneral };
 
-template <Erase kErase, bool kDecay>
-void sweep_state(const SweepArgs& a, const Place& p) {
+// kBefore: q or, if there is an erase, e reads S_(t-1), not S_t or P_t. kDirect: gradients of
+// decays are summed directly.
+template <Erase kErase_, bool kBefore, bool kDirect_>
+struct Kind {
+  static constexpr Erase kErase = kErase_;
+  static constexpr bool kErases = kErase != Erase::kNone;
+  static constexpr bool kReadBefore = kBefore && !kErases, kEraseBefore = kBefore && kErases;
+  static constexpr bool kDirect = kDirect_;
+};
+
+// S through all rows. For direct sums the states at the begins of blocks are kept. All that a row
+// does is done value by value, which hides the latency of the sums.
+template <class Kind>
+HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
   const D d;
-  const TileFolds folds(a.folds, p);
+  const Place& p = job.place;
   Tile s;
   load(d, a.state + p.state(a.groups), kKeyGroup, s);
-  const std::int64_t key = p.group * a.rows * kKeyGroup + p.key;
-  const std::int64_t query = a.groups * a.rows * kKeyGroup;
-  const auto read_queries = [&](std::int64_t x, std::int64_t v) HWY_ATTR {
-    for (std::int64_t i = 0; i < a.queries; ++i) {
-      read(d, s, a.output_grad + i * a.rows * a.pitch + v, p.first_values, a.dq + i * query + x);
+  const std::int64_t rows = a.rows;
+  const std::int64_t next_query = a.groups * rows * kKeyGroup;
+  const std::int64_t next_output = a.value_tiles * rows * kValueTile;
+  const std::int64_t keys = p.keys(rows), values = p.values(rows);
+  const float *k = a.k + keys, *w = a.write + values, *output_grad = a.output_grad + values;
+  float *dq = a.dq + keys, *kept = nullptr, *de = nullptr;
+  const float *dr = nullptr, *b = nullptr, *r = nullptr;
+  if constexpr (Kind::kErases) de = a.de + keys, dr = a.read_grad + values;
+  if constexpr (Kind::kErase == Erase::kGeneral) b = a.b + keys, r = a.read + values;
+  if constexpr (Kind::kDirect) kept = a.states + p.state(a.groups);
+  const auto row = [&](auto marked, std::int64_t t) HWY_ATTR OUZEL_INLINE_LAMBDA {
+    const std::int64_t x = t * kKeyGroup, v = t * kValueTile;
+    const RowDecay decay(job.decay, t);
+    V key[kVectors], second[kVectors], q_sum[kVectors], e_sum[kVectors];
+    load_keys(d, k + x, key);
+    load_keys(d, dq + x, q_sum);
+    if constexpr (Kind::kErases) load_keys(d, de + x, e_sum);
+    if constexpr (Kind::kErase == Erase::kGeneral) load_keys(d, b + x, second);
+    OUZEL_UNROLL
+    for (int i = 0; i < kValues; ++i) {
+      const V upstream = hn::Set(d, output_grad[v + i]);
+      if constexpr (Kind::kReadBefore) add(s[i], upstream, q_sum);
+      if constexpr (Kind::kEraseBefore) add(s[i], hn::Set(d, dr[v + i]), e_sum);
+      if constexpr (marked) decay.multiply(d, i, s[i]);
+      if constexpr (Kind::kErases && !Kind::kEraseBefore) add(s[i], hn::Set(d, dr[v + i]), e_sum);
+      add(key, hn::Set(d, w[v + i]), s[i]);
+      if constexpr (Kind::kErase == Erase::kGeneral) add(second, hn::Set(d, r[v + i]), s[i]);
+      if constexpr (!Kind::kReadBefore) add(s[i], upstream, q_sum);
+    }
+    store_keys(d, q_sum, dq + x);
+    if constexpr (Kind::kErases) store_keys(d, e_sum, de + x);
+  };
+  const auto more_queries = [&](std::int64_t t) HWY_ATTR OUZEL_INLINE_LAMBDA {
+    for (std::int64_t i = 1; HWY_UNLIKELY(i < job.terms); ++i) {
+      read(d, s, output_grad + i * next_output + t * kValueTile,
+           dq + i * next_query + t * kKeyGroup);
     }
   };
-  for (std::int64_t t = 0; t < a.rows; ++t) {
-    const std::int64_t x = key + t * kKeyGroup, v = t * a.pitch + p.value;
-    if (a.read_before) read_queries(x, v);
-    if constexpr (kErase != Erase::kNone) {
-      if (a.erase_before) read(d, s, a.read_grad + v, p.first_values, a.de + x);
+  const float* near = job.next.first;
+  for (std::int64_t t = 0; t < rows; ++t, near += job.next.stride) {
+    __builtin_prefetch(near, 0, 2);
+    if (Kind::kDirect && t % kSweepBlock == 0) {
+      store(d, s, kept, kKeyGroup);
+      kept += a.groups * a.value_tiles * kStateTile;
     }
-    if constexpr (kDecay) {
-      if (const float* factor = folds.before(t)) fold(d, s, factor);
-      if (a.value_decay != nullptr) decay_values(d, s, a.value_decay + v);
-      store(d, s, a.history + t * kValues * kKeys, kKeys);
+    if constexpr (Kind::kReadBefore) more_queries(t);
+    if (HWY_UNLIKELY(job.decay.at[t])) {
+      row(std::true_type(), t);
+    } else {
+      row(std::false_type(), t);
     }
-    if constexpr (kErase != Erase::kNone) {
-      if (!a.erase_before) read(d, s, a.read_grad + v, p.first_values, a.de + x);
-    }
-    write(d, s, a.k + x, a.write + v);
-    if constexpr (kErase == Erase::kGeneral) write(d, s, a.b + x, a.read + v);
-    if (!a.read_before) read_queries(x, v);
+    if constexpr (!Kind::kReadBefore) more_queries(t);
   }
 }
 
-template <Erase kErase, bool kDecay>
-void sweep_grad(const SweepArgs& a, const Place& p) {
+// P~ of the rows [begin, end), from the state that was kept at `begin`.
+template <class Kind>
+HWY_NOINLINE void sweep_history(const SweepArgs& a, const TileJob& job, std::int64_t begin,
+                                std::int64_t end) {
   const D d;
-  const TileFolds folds(a.folds, p);
+  const Place& p = job.place;
+  const std::int64_t state = begin / kSweepBlock * a.groups * a.value_tiles * kStateTile;
+  Tile s;
+  load(d, a.states + state + p.state(a.groups), kKeyGroup, s);
+  const std::int64_t keys = p.keys(a.rows), values = p.values(a.rows);
+  const float *k = a.k + keys, *w = a.write + values, *b = nullptr, *r = nullptr;
+  if constexpr (Kind::kErase == Erase::kGeneral) b = a.b + keys, r = a.read + values;
+  float* history = a.history;
+  for (std::int64_t t = begin; t < end; ++t, history += kValues * kKeys) {
+    const std::int64_t x = t * kKeyGroup, v = t * kValueTile;
+    if (HWY_UNLIKELY(job.decay.at[t])) decay_row(d, s, RowDecay(job.decay, t));
+    store(d, s, history, kKeys);
+    write(d, s, k + x, w + v);
+    if constexpr (Kind::kErase == Erase::kGeneral) write(d, s, b + x, r + v);
+  }
+}
+
+// G back through the rows [begin, end).
+template <class Kind>
+HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_t begin,
+                             std::int64_t end) {
+  const D d;
+  const Place& p = job.place;
   Tile g;
-  load(d, a.grad + p.state(a.groups), kKeyGroup, g);
-  if (folds.lambda != nullptr) fold(d, g, folds.lambda);
-  const std::int64_t key = p.group * a.rows * kKeyGroup + p.key;
-  const std::int64_t query = a.groups * a.rows * kKeyGroup;
-  const auto write_queries = [&](std::int64_t x, std::int64_t v) HWY_ATTR {
-    for (std::int64_t i = 0; i < a.queries; ++i) {
-      write(d, g, a.q + i * query + x, a.output_grad + i * a.rows * a.pitch + v);
-    }
-  };
-  for (std::int64_t t = a.rows - 1; t >= 0; --t) {
-    const std::int64_t x = key + t * kKeyGroup, v = t * a.pitch + p.value;
-    if (!a.read_before) write_queries(x, v);
-    read(d, g, a.write + v, p.first_values, a.dk + x);
-    if constexpr (kErase == Erase::kGeneral) {
-      read(d, g, a.read + v, p.first_values, a.db + x);
-    }
-    if constexpr (kErase == Erase::kNone) {
-      read_values(d, g, a.k + x, p.first_keys, a.partial + t * kValueTile * kLanes);
-    } else {
-      if (!a.erase_before) write(d, g, a.e + x, a.read_grad + v);
-    }
-    if constexpr (kDecay) {
-      const float* factor = folds.before(t);
-      if (factor != nullptr) drop(d, g, factor);
-      if (a.value_decay != nullptr) drop_values(d, g, a.value_decay + v);
-      const float* before = a.history + t * kValues * kKeys;
-      if (a.dg != nullptr) {
-        V sum[kVectors];
+  load(d, (end == a.rows ? a.grad : a.grad_out) + p.state(a.groups), kKeyGroup, g);
+  if (end == a.rows && job.decay.lambda != nullptr) multiply_keys(d, g, job.decay.lambda);
+  const std::int64_t rows = a.rows;
+  const std::int64_t next_query = a.groups * rows * kKeyGroup;
+  const std::int64_t next_output = a.value_tiles * rows * kValueTile;
+  const std::int64_t keys = p.keys(rows), values = p.values(rows);
+  const float *q = a.q + keys, *output_grad = a.output_grad + values;
+  const float *k = nullptr, *e = nullptr, *w = a.write + values, *r = nullptr, *dr = nullptr;
+  float *dk = a.dk + keys, *db = nullptr, *dg = nullptr;
+  float* partial = a.partial + p.value % kValueTile * kLanes - begin * kValueTile * kLanes;
+  const float* history = a.history - begin * kValues * kKeys;
+  if constexpr (Kind::kErases) {
+    e = a.e + keys, dr = a.read_grad + values;
+  } else {
+    k = a.k + keys;
+  }
+  if constexpr (Kind::kErase == Erase::kGeneral) r = a.read + values, db = a.db + keys;
+  if constexpr (Kind::kDirect) dg = a.dg + keys;
+  const auto row = [&](auto marked, std::int64_t t) HWY_ATTR OUZEL_INLINE_LAMBDA {
+    const std::int64_t x = t * kKeyGroup, v = t * kValueTile;
+    const RowDecay decay(job.decay, t);
+    // `other` is what is read with v or what r was read with.
+    V query[kVectors], other[kVectors], k_sum[kVectors], b_sum[kVectors], g_sum[kVectors];
+    load_keys(d, q + x, query);
+    load_keys(d, (Kind::kErases ? e : k) + x, other);
+    load_keys(d, dk + x, k_sum);
+    if constexpr (Kind::kErase == Erase::kGeneral) load_keys(d, db + x, b_sum);
+    if constexpr (Kind::kDirect) load_keys(d, dg + x, g_sum);
+    OUZEL_UNROLL
+    for (int i = 0; i < kValues; ++i) {
+      const V upstream = hn::Set(d, output_grad[v + i]);
+      if constexpr (!Kind::kReadBefore) add(query, upstream, g[i]);
+      add(g[i], hn::Set(d, w[v + i]), k_sum);
+      if constexpr (Kind::kErase == Erase::kGeneral) add(g[i], hn::Set(d, r[v + i]), b_sum);
+      if constexpr (!Kind::kErases) {
+        float* to = partial + (t * kValueTile + i) * kLanes;
+        V sum = hn::Load(d, to);
+        OUZEL_UNROLL
+        for (int j = 0; j < kVectors; ++j) sum = hn::MulAdd(g[i][j], other[j], sum);
+        hn::Store(sum, d, to);
+      } else if constexpr (!Kind::kEraseBefore) {
+        add(other, hn::Set(d, dr[v + i]), g[i]);
+      }
+      if constexpr (marked) decay.drop(d, i, g[i]);
+      if constexpr (Kind::kDirect) {
+        const float* before = history + (t * kValues + i) * kKeys;
         OUZEL_UNROLL
         for (int j = 0; j < kVectors; ++j) {
-          sum[j] = p.first_values ? hn::Zero(d) : hn::Load(d, a.dg + x + j * kLanes);
+          g_sum[j] = hn::MulAdd(g[i][j], hn::Load(d, before + j * kLanes), g_sum[j]);
         }
-        OUZEL_UNROLL
-        for (int i = 0; i < kValues; ++i) {
+        if (marked && decay.values != nullptr) {
+          float* to = partial + ((kSweepBlock + t) * kValueTile + i) * kLanes;
+          V sum = hn::Load(d, to);
           OUZEL_UNROLL
           for (int j = 0; j < kVectors; ++j) {
-            sum[j] = hn::MulAdd(g[i][j], hn::Load(d, before + i * kKeys + j * kLanes), sum[j]);
+            sum = hn::MulAdd(g[i][j], hn::Load(d, before + j * kLanes), sum);
           }
+          hn::Store(sum, d, to);
         }
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) hn::Store(sum[j], d, a.dg + x + j * kLanes);
       }
-      if (a.value_decay != nullptr) {
-        float* partial = a.partial + (a.rows + t) * kValueTile * kLanes;
-        OUZEL_UNROLL
-        for (int i = 0; i < kValues; ++i) {
-          V sum = p.first_keys ? hn::Zero(d) : hn::Load(d, partial + i * kLanes);
-          OUZEL_UNROLL
-          for (int j = 0; j < kVectors; ++j) {
-            sum = hn::MulAdd(g[i][j], hn::Load(d, before + i * kKeys + j * kLanes), sum);
-          }
-          hn::Store(sum, d, partial + i * kLanes);
-        }
-        decay_values(d, g, a.value_decay + v);
-      }
-      if (factor != nullptr) fold(d, g, factor);
+      if constexpr (marked) decay.multiply(d, i, g[i]);
+      if constexpr (Kind::kEraseBefore) add(other, hn::Set(d, dr[v + i]), g[i]);
+      if constexpr (Kind::kReadBefore) add(query, upstream, g[i]);
     }
-    if constexpr (kErase != Erase::kNone) {
-      if (a.erase_before) write(d, g, a.e + x, a.read_grad + v);
+    store_keys(d, k_sum, dk + x);
+    if constexpr (Kind::kErase == Erase::kGeneral) store_keys(d, b_sum, db + x);
+    if constexpr (Kind::kDirect) store_keys(d, g_sum, dg + x);
+  };
+  const auto more_queries = [&](std::int64_t t) HWY_ATTR OUZEL_INLINE_LAMBDA {
+    for (std::int64_t i = 1; HWY_UNLIKELY(i < job.terms); ++i) {
+      write(d, g, q + i * next_query + t * kKeyGroup,
+            output_grad + i * next_output + t * kValueTile);
     }
-    if (a.read_before) write_queries(x, v);
+  };
+  const float* near = job.next.first + begin * job.next.stride;
+  for (std::int64_t t = end - 1; t >= begin; --t, near += job.next.stride) {
+    __builtin_prefetch(near, 0, 2);
+    if constexpr (!Kind::kReadBefore) more_queries(t);
+    if (HWY_UNLIKELY(job.decay.at[t])) {
+      row(std::true_type(), t);
+    } else {
+      row(std::false_type(), t);
+    }
+    if constexpr (Kind::kReadBefore) more_queries(t);
   }
-  if (a.grad_out != nullptr) store(d, g, a.grad_out + p.state(a.groups), kKeyGroup);
+  store(d, g, a.grad_out + p.state(a.groups), kKeyGroup);
 }
 
-// Sums over lanes of [rows][8] vectors.
-void sum_lanes(const SweepArgs& a, const float* partial, float* out) {
-  const D d;
-  for (std::int64_t t = 0; t < a.rows; ++t) {
+// Sums over lanes of 8 vectors.
+HWY_INLINE void sum_lanes(D d, const float* x, float* out) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+  // Four vectors become one, a sum of each in every block of four lanes.
+  const auto pair = [&](std::int64_t i) HWY_ATTR {
+    const V a = hn::Load(d, x + i * kLanes), b = hn::Load(d, x + (i + 1) * kLanes);
+    return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  };
+  const hn::Repartition<double, D> d64;
+  const auto four = [&](std::int64_t i) HWY_ATTR {
+    const auto a = hn::BitCast(d64, pair(i)), b = hn::BitCast(d64, pair(i + 2));
+    return hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, a, b)),
+                   hn::BitCast(d, hn::InterleaveUpper(d64, a, b)));
+  };
+  const V low = four(0), high = four(4);
+  const V sum = hn::Add(hn::ConcatLowerLower(d, high, low), hn::ConcatUpperUpper(d, high, low));
+  if constexpr (kLanes == 8) {
+    hn::StoreU(sum, d, out);
+  } else {
+    // Blocks 0 and 1 are of the first four vectors, 2 and 3 of the others.
+    const hn::Half<D> half;
+    const auto a = hn::LowerHalf(half, sum), b = hn::UpperHalf(half, sum);
+    hn::StoreU(hn::Add(hn::ConcatLowerLower(half, b, a), hn::ConcatUpperUpper(half, b, a)), half,
+               out);
+  }
+#else
+  for (std::int64_t i = 0; i < kValueTile; ++i) {
+    out[i] = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, x + i * kLanes)));
+  }
+#endif
+}
+// Of rows of such vectors, which are zeroed for the next sums.
+void sum_rows(std::int64_t rows, float* partial, float* out, std::int64_t pitch) {
+  for (std::int64_t t = 0; t < rows; ++t, partial += kValueTile * kLanes) {
+    sum_lanes(D(), partial, out + t * pitch);
     for (std::int64_t i = 0; i < kValueTile; ++i) {
-      const V x = hn::Load(d, partial + (t * kValueTile + i) * kLanes);
-      out[t * a.pitch + i] = hn::GetLane(hn::SumOfLanes(d, x));
+      hn::Store(hn::Zero(D()), D(), partial + i * kLanes);
     }
   }
 }
 
-// body(place) for the tiles of all keys of 8 values.
+// body(place) for the tiles of a group of keys, or of 8 values.
 template <class Body>
-HWY_INLINE void for_tiles(std::int64_t groups, std::int64_t value, Body body) {
+HWY_INLINE void for_values(const SweepArgs& a, std::int64_t group, Body body) {
+  for (std::int64_t key = 0; key < kKeyGroup; key += kKeys) {
+    for (std::int64_t value = 0; value < a.value_tiles * kValueTile; value += kValues) {
+      body(Place{group, key, value});
+    }
+  }
+}
+template <class Body>
+HWY_INLINE void for_keys(std::int64_t groups, std::int64_t value, Body body) {
   for (std::int64_t key = 0; key < groups * kKeyGroup; key += kKeys) {
     for (std::int64_t i = 0; i < kValueTile; i += kValues) {
-      body(Place{key / kKeyGroup, key % kKeyGroup, value + i, key == 0, value + i == 0});
+      body(Place{key / kKeyGroup, key % kKeyGroup, value + i});
     }
   }
 }
 
-template <Erase kErase, bool kDecay>
+template <class Kind>
 void sweep(const SweepArgs& a) {
-  for (std::int64_t value = 0; value < a.value_tiles * kValueTile; value += kValueTile) {
-    for_tiles(a.groups, value, [&](const Place& p) HWY_ATTR {
-      SweepArgs tile = a;
-      tile.partial = a.partial + p.value % kValueTile * kLanes;
-      sweep_state<kErase, kDecay>(tile, p);
-      sweep_grad<kErase, kDecay>(tile, p);
+  const std::int64_t size = a.groups * a.rows * kKeyGroup;
+  for (float* sums : {a.dk, a.de, a.db, Kind::kDirect ? a.dg : nullptr}) {
+    if (sums != nullptr) std::fill_n(sums, size, 0.0f);
+  }
+  std::fill_n(a.dq, a.queries * size, 0.0f);
+  std::fill_n(a.partial, 2 * kSweepBlock * kValueTile * kLanes, 0.0f);
+  std::int64_t columns = 0;
+  // A group's rows of keys stay in the first-level cache.
+  for (std::int64_t group = 0; group < a.groups; ++group) {
+    for_values(a, group, [&](const Place& p) HWY_ATTR {
+      sweep_state<Kind>(a, TileJob(a, p, a.queries, columns++, a.partial));
     });
-    if (a.dv != nullptr) sum_lanes(a, a.partial, a.dv + value);
-    if (a.dgv != nullptr) {
-      sum_lanes(a, a.partial + a.rows * kValueTile * kLanes, a.dgv + value);
+  }
+  for (std::int64_t end = a.rows, begin; end > 0; end = begin) {
+    begin = (end - 1) / kSweepBlock * kSweepBlock;
+    std::int64_t column = columns;
+    for (std::int64_t value = 0; value < a.value_tiles * kValueTile; value += kValueTile) {
+      for_keys(a.groups, value, [&](const Place& p) HWY_ATTR {
+        const TileJob job(a, p, a.queries, column++, a.partial);
+        if constexpr (Kind::kDirect) sweep_history<Kind>(a, job, begin, end);
+        sweep_grad<Kind>(a, job, begin, end);
+      });
+      const std::int64_t at = begin * a.pitch + value;
+      if (a.dv != nullptr) sum_rows(end - begin, a.partial, a.dv + at, a.pitch);
+      if (a.dgv != nullptr) {
+        float* partial = a.partial + kSweepBlock * kValueTile * kLanes;
+        sum_rows(end - begin, partial, a.dgv + at, a.pitch);
+      }
     }
   }
 }
 
-template <bool kDecay>
+template <Erase kErase, bool kBefore>
 void sweep(const SweepArgs& a) {
-  if (a.e == nullptr) {
-    sweep<Erase::kNone, kDecay>(a);
-  } else if (a.b == nullptr) {
-    sweep<Erase::kCollinear, kDecay>(a);
-  } else {
-    sweep<Erase::kGeneral, kDecay>(a);
+  a.states != nullptr ? sweep<Kind<kErase, kBefore, true>>(a)
+                      : sweep<Kind<kErase, kBefore, false>>(a);
+}
+
+template <Erase kErase>
+void sweep(const SweepArgs& a) {
+  a.before ? sweep<kErase, true>(a) : sweep<kErase, false>(a);
+}
+
+// Rows in order, or backwards; a row's decay comes before its write, or after.
+template <bool kReverse, bool kDecayFirst>
+HWY_INLINE void accumulate(D d, const AccumulateArgs& a, const TileJob& job, Tile& s) {
+  const Place& p = job.place;
+  const TileDecay& decay = job.decay;
+  const std::int64_t rows = a.rows;
+  const std::int64_t next_x = a.groups * rows * kKeyGroup;
+  const std::int64_t next_a = a.value_tiles * rows * kValueTile;
+  const float *keys = a.x + p.keys(rows), *values = a.a + p.values(rows);
+  const float* near = job.next.first;
+  for (std::int64_t n = 0; n < rows; ++n, near += job.next.stride) {
+    __builtin_prefetch(near, 0, 2);
+    const std::int64_t t = kReverse ? rows - 1 - n : n;
+    if (kDecayFirst && HWY_UNLIKELY(decay.at[t])) decay_row(d, s, RowDecay(decay, t));
+    write(d, s, keys + t * kKeyGroup, values + t * kValueTile);
+    for (std::int64_t i = 1; HWY_UNLIKELY(i < job.terms); ++i) {
+      write(d, s, keys + i * next_x + t * kKeyGroup, values + i * next_a + t * kValueTile);
+    }
+    if (!kDecayFirst && HWY_UNLIKELY(decay.at[t])) decay_row(d, s, RowDecay(decay, t));
   }
 }
 
-void accumulate_tile(const AccumulateArgs& a, const Place& p) {
+HWY_NOINLINE void accumulate_tile(const AccumulateArgs& a, const TileJob& job) {
   const D d;
-  const TileFolds folds(a.folds, p);
+  const Place& p = job.place;
+  const TileDecay& decay = job.decay;
   Tile s;
   OUZEL_UNROLL
   for (int i = 0; i < kValues; ++i) {
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Zero(d);
   }
-  const std::int64_t key = p.group * a.rows * kKeyGroup + p.key;
-  const auto write_row = [&](std::int64_t t) HWY_ATTR {
-    for (std::int64_t i = 0; i < a.writes; ++i) {
-      write(d, s, a.x + i * a.groups * a.rows * kKeyGroup + key + t * kKeyGroup,
-            a.a + i * a.rows * a.pitch + t * a.pitch + p.value);
-    }
-  };
-  for (std::int64_t n = 0; n < a.rows; ++n) {
-    const std::int64_t t = a.reverse ? a.rows - 1 - n : n;
-    if (!a.fold_first) write_row(t);
-    if (const float* factor = folds.before(t)) fold(d, s, factor);
-    if (a.value_decay != nullptr) decay_values(d, s, a.value_decay + t * a.pitch + p.value);
-    if (a.fold_first) write_row(t);
+  if (!a.reverse) {
+    accumulate<false, true>(d, a, job, s);
+    if (decay.lambda != nullptr) multiply_keys(d, s, decay.lambda);
+  } else if (a.decay_first) {
+    accumulate<true, true>(d, a, job, s);
+  } else {
+    accumulate<true, false>(d, a, job, s);
   }
-  if (folds.lambda != nullptr && !a.reverse) fold(d, s, folds.lambda);
 
   float* state = a.state + p.state(a.groups);
   float* low = a.low + p.state(a.groups);
   OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
+  for (int j = 0; j < kVectors; ++j) {
+    V total = decay.total == nullptr ? hn::Zero(d) : hn::Load(d, decay.total + j * kLanes);
+    V shrink = math::expm1(d, total);
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
+    for (int i = 0; i < kValues; ++i) {
       const std::int64_t at = i * kKeyGroup + j * kLanes;
-      V before = hn::Load(d, state + at), lost = hn::Load(d, low + at);
-      if (folds.total != nullptr || a.value_total != nullptr) {
-        V total = hn::Zero(d);
-        if (folds.total != nullptr) total = hn::Load(d, folds.total + j * kLanes);
-        if (a.value_total != nullptr)
-          total = hn::Add(total, hn::Set(d, a.value_total[p.value + i]));
-        // Below e^-80 nothing is left, not even of NaN.
-        const auto kept = hn::Not(hn::Lt(total, hn::Set(d, -80.0f)));
-        const V shrink = math::expm1(d, total);
-        before = hn::IfThenElseZero(kept, before);
-        lost = hn::IfThenElseZero(kept, hn::MulAdd(lost, shrink, lost));
-        lost = hn::MulAdd(before, shrink, lost);
+      if (a.value_total != nullptr) {
+        total = hn::Set(d, a.value_total[p.value + i]);
+        if (decay.total != nullptr) total = hn::Add(total, hn::Load(d, decay.total + j * kLanes));
+        shrink = math::expm1(d, total);
       }
+      // Below e^-80 nothing is left, not even of NaN.
+      const auto kept = hn::Not(hn::Lt(total, hn::Set(d, -80.0f)));
+      const V before = hn::IfThenElseZero(kept, hn::Load(d, state + at));
+      V lost = hn::Load(d, low + at);
+      lost = hn::IfThenElseZero(kept, hn::MulAdd(lost, shrink, lost));
       // Fast two-sum (Dekker): exact where S is the larger, which is where long sums are lost.
-      const V change = hn::Add(s[i][j], lost);
+      const V change = hn::Add(s[i][j], hn::MulAdd(before, shrink, lost));
       const V after = hn::Add(before, change);
       hn::Store(after, d, state + at);
       hn::Store(hn::Sub(change, hn::Sub(after, before)), d, low + at);
@@ -367,17 +560,35 @@ void accumulate_tile(const AccumulateArgs& a, const Place& p) {
 
 }  // namespace
 
+void GroupValues(std::int64_t rows, std::int64_t tiles, std::int64_t pitch, const float* in,
+                 float* out) {
+  const hn::CappedTag<float, kValueTile> d;
+  for (std::int64_t tile = 0; tile < tiles; ++tile) {
+    for (std::int64_t t = 0; t < rows; ++t, out += kValueTile) {
+      const float* row = in + t * pitch + tile * kValueTile;
+      for (std::int64_t i = 0; i < kValueTile; i += static_cast<std::int64_t>(hn::Lanes(d))) {
+        hn::Store(hn::Load(d, row + i), d, out + i);
+      }
+    }
+  }
+}
+
 void BackwardSweep(const SweepArgs& a) {
-  if (a.folds != nullptr || a.value_decay != nullptr) {
-    sweep<true>(a);
+  if (a.e == nullptr) {
+    sweep<Erase::kNone>(a);
+  } else if (a.b == nullptr) {
+    sweep<Erase::kCollinear>(a);
   } else {
-    sweep<false>(a);
+    sweep<Erase::kGeneral>(a);
   }
 }
 
 void AccumulateRows(const AccumulateArgs& a) {
+  std::int64_t columns = 0;
   for (std::int64_t value = 0; value < a.value_tiles * kValueTile; value += kValueTile) {
-    for_tiles(a.groups, value, [&](const Place& p) HWY_ATTR { accumulate_tile(a, p); });
+    for_keys(a.groups, value, [&](const Place& p) HWY_ATTR {
+      accumulate_tile(a, TileJob(a, p, a.writes, columns++, a.state));
+    });
   }
 }
 
@@ -390,6 +601,11 @@ HWY_AFTER_NAMESPACE();
 namespace ouzel {
 HWY_EXPORT(BackwardSweep);
 HWY_EXPORT(AccumulateRows);
+HWY_EXPORT(GroupValues);
+void group_values(Isa isa, std::int64_t rows, std::int64_t tiles, std::int64_t pitch,
+                  const float* in, float* out) {
+  OUZEL_DISPATCH(isa, GroupValues)(rows, tiles, pitch, in, out);
+}
 void backward_sweep(Isa isa, const SweepArgs& args) { OUZEL_DISPATCH(isa, BackwardSweep)(args); }
 void accumulate_rows(Isa isa, const AccumulateArgs& args) {
   OUZEL_DISPATCH(isa, AccumulateRows)(args);

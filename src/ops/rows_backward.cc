@@ -31,9 +31,14 @@ struct RowsBuffers {
   float *q = nullptr, *k = nullptr, *e = nullptr, *b = nullptr;
   float *dq = nullptr, *dk = nullptr, *de = nullptr, *db = nullptr, *dg = nullptr;
   float *written = nullptr, *dr = nullptr;
+  float *gate_sums = nullptr, *gate_rows = nullptr;
+  // Values in groups of a tile: v or what is written, gradients of outputs, r, its gradient,
+  // decays.
+  float *grouped_write = nullptr, *grouped_output_grad = nullptr, *grouped_r = nullptr,
+        *grouped_dr = nullptr, *grouped_decay = nullptr;
   float *ek = nullptr, *eb = nullptr, *qk = nullptr, *qb = nullptr;
-  std::uint8_t* first = nullptr;
-  float *history = nullptr, *partial = nullptr;
+  std::uint8_t *first = nullptr, *marks = nullptr;
+  float *states = nullptr, *history = nullptr, *partial = nullptr;
   float *tiles = nullptr, *grad = nullptr, *grad_low = nullptr, *grad_slabs = nullptr;
   float *state = nullptr, *low = nullptr;
   float* kept = nullptr;    // [chunks] states
@@ -94,17 +99,26 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
   dk = take(true, rows * key_pitch);
   de = take(erases, rows * key_pitch);
   db = take(general, rows * key_pitch);
-  dg = take(kind.decay, rows * key_pitch);
+  dg = take(decays, rows * key_pitch);
+  gate_sums = take(kind.decay, key_pitch);
+  gate_rows = take(kind.decay && !kind.decay_per_key, rows * key_pitch);
   written = take(erases && !general, rows * value_pitch);
   dr = take(erases, rows * value_pitch);
+  grouped_write = take(true, rows * value_pitch);
+  grouped_output_grad = take(true, kind.queries * rows * value_pitch);
+  grouped_r = take(general, rows * value_pitch);
+  grouped_dr = take(erases, rows * value_pitch);
+  grouped_decay = take(kind.value_decay, rows * value_pitch);
   ek = take(erases, rows * kRowBlock);
   eb = take(general, rows * kRowBlock);
   qk = take(erases, kind.queries * rows * kRowBlock);
   qb = take(general, kind.queries * rows * kRowBlock);
+  marks = memory.template take<std::uint8_t>(std::max<std::int64_t>(1, folds.groups) * rows);
   first = memory.template take<std::uint8_t>(erases ? rows + 1 : 0);
-  history = take(decays, rows * kStateTile);
-  partial = take(true, 2 * rows * kValueTile * 16);
+  history = take(decays, kSweepBlock * kStateTile);
+  partial = take(true, 2 * kSweepBlock * kValueTile * 16);
   state_size = key_pitch * value_pitch;
+  states = take(decays, padded(rows, kSweepBlock) / kSweepBlock * state_size);
   tiles = take(erases, state_size);
   grad = take(true, state_size);
   grad_low = take(!erases, state_size);
@@ -143,14 +157,19 @@ class RowsBackward {
     return (value / kValueSlab * b_.key_pitch + key) * kValueSlab + value % kValueSlab;
   }
   GroupArgs group_args() const;
+  void group_values(const float* in, float* out) const {
+    ouzel::group_values(isa_, rows_, value_tiles(), b_.value_pitch, in, out);
+  }
   SweepArgs sweep_args() const;
+  GateArgs gate_args() const;
   BlockArgs block_args(std::int64_t first);
   AccumulateArgs accumulate_args() const;
   void pack(std::int64_t first, std::int64_t tokens);
+  std::int64_t lines_of(std::int64_t first, bool adjoint);
   void pack_queries(std::int64_t first, std::int64_t tokens);
   bool sums_slowly(std::int64_t end) const;
   void forward(std::int64_t first, std::int64_t tokens);
-  void backward(std::int64_t first, std::int64_t tokens, const float* state);
+  void backward(std::int64_t first, std::int64_t tokens, const float* state, const float* end);
   void unpack(std::int64_t first);
 
   Isa isa_;
@@ -160,7 +179,11 @@ class RowsBackward {
   std::int64_t tokens_;
   bool erases_;
   RowsBuffers b_;
-  std::int64_t rows_ = 0;   // of the chunk at hand
+  std::int64_t rows_ = 0;  // of the chunk at hand
+  static constexpr std::int64_t kMaxPrefetch = 128;
+  PrefetchColumn prefetch_[kMaxPrefetch];
+  // Whether gradients of its gates may be summed from those of rows.
+  bool mild_ = true;
   bool two_parts_ = false;  // whether grad_low holds what the gradient lost to rounding
 };
 
@@ -179,7 +202,8 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens) {
   b_.packed.tokens = b_.grads.tokens = tokens;
   b_.folds.rows = rows_;
   source_.pack(first, 0, kind_.values, b_.packed);
-  if (kind_.decay) fold_decays(isa_, b_.packed.g, b_.key_pitch, b_.folds);
+  mild_ = !kind_.value_decay;
+  if (kind_.decay) mild_ = fold_decays(isa_, b_.packed.g, b_.key_pitch, b_.folds) >= -1 && mild_;
   if (kind_.value_decay) {
     exponentials(isa_, rows_ * b_.value_pitch, b_.packed.gv, b_.value_decay);
     std::fill_n(b_.value_total, b_.value_pitch, 0.0f);
@@ -187,6 +211,13 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens) {
       const float* gv = b_.packed.gv + t * b_.value_pitch;
       for (std::int64_t j = 0; j < b_.value_pitch; ++j) b_.value_total[j] += gv[j];
     }
+    group_values(b_.value_decay, b_.grouped_decay);
+  }
+  const std::int64_t marks = std::max<std::int64_t>(1, b_.folds.groups) * rows_;
+  if (kind_.value_decay || !kind_.decay) {
+    std::fill_n(b_.marks, marks, kind_.value_decay);
+  } else {
+    std::copy_n(b_.folds.fold, marks, b_.marks);
   }
   GroupArgs args = group_args();
   args.factor = b_.folds.inverse;
@@ -215,6 +246,14 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens) {
   b_.first[rows_] = true;
 }
 
+// Sets prefetch_ to what packing the whole chunk at `first` will touch.
+std::int64_t RowsBackward::lines_of(std::int64_t first, bool adjoint) {
+  if (first < 0 || first + chunk_tokens(kind_) > tokens_) return 0;
+  std::int64_t count = source_.lines(first, prefetch_, kMaxPrefetch);
+  if (adjoint) count += adjoint_.lines(first, prefetch_ + count, kMaxPrefetch - count);
+  return count;
+}
+
 void RowsBackward::pack_queries(std::int64_t first, std::int64_t tokens) {
   const std::int64_t every = kind_.rows_per_token;
   GroupArgs args = group_args();
@@ -235,14 +274,35 @@ void RowsBackward::pack_queries(std::int64_t first, std::int64_t tokens) {
   }
 }
 
+GateArgs RowsBackward::gate_args() const {
+  GateArgs args;
+  args.rows = rows_;
+  args.groups = groups();
+  args.value_tiles = value_tiles();
+  args.pitch = b_.key_pitch;
+  args.queries = kind_.queries;
+  args.every = kind_.rows_per_token;
+  args.before = erases_ ? !kind_.erase_decayed : kind_.bonus;
+  args.q = b_.packed.q;
+  args.k = b_.packed.k;
+  args.e = b_.packed.e;
+  args.b = b_.packed.b;
+  args.dq = b_.grads.q;
+  args.dk = b_.grads.k;
+  args.de = b_.grads.e;
+  args.db = b_.grads.b;
+  args.sums = b_.gate_sums;
+  return args;
+}
+
 AccumulateArgs RowsBackward::accumulate_args() const {
   AccumulateArgs args;
   args.rows = rows_;
   args.groups = groups();
   args.value_tiles = value_tiles();
-  args.pitch = b_.value_pitch;
   args.folds = folds();
-  args.value_decay = b_.value_decay;
+  args.marks = b_.marks;
+  args.value_decay = b_.grouped_decay;
   args.value_total = b_.value_total;
   return args;
 }
@@ -280,16 +340,17 @@ SweepArgs RowsBackward::sweep_args() const {
   args.pitch = b_.value_pitch;
   args.queries = kind_.queries;
   args.folds = folds();
-  args.value_decay = b_.value_decay;
-  args.read_before = kind_.bonus;
-  args.erase_before = !kind_.erase_decayed;
+  args.value_decay = b_.grouped_decay;
+  args.marks = b_.marks;
+  args.before = erases_ ? !kind_.erase_decayed : kind_.bonus;
   args.q = b_.q;
   args.k = b_.k;
   args.e = b_.e;
   args.b = b_.b;
-  args.output_grad = b_.output_grad;
-  args.write = kind_.erase == EraseKind::kCollinear ? b_.written : b_.packed.v;
-  args.read_grad = b_.dr;
+  args.output_grad = b_.grouped_output_grad;
+  args.write = b_.grouped_write;
+  args.read = b_.grouped_r;
+  args.read_grad = b_.grouped_dr;
   args.grad = b_.grad;
   args.dq = b_.dq;
   args.dk = b_.dk;
@@ -298,6 +359,7 @@ SweepArgs RowsBackward::sweep_args() const {
   args.dg = b_.dg;
   args.dv = erases_ ? nullptr : b_.grads.v;
   args.dgv = b_.grads.gv;
+  args.states = mild_ ? nullptr : b_.states;
   args.history = b_.history;
   args.partial = b_.partial;
   return args;
@@ -313,9 +375,12 @@ void RowsBackward::forward(std::int64_t first, std::int64_t tokens) {
   } else {
     AccumulateArgs args = accumulate_args();
     args.x = b_.k;
-    args.a = b_.packed.v;
+    group_values(b_.packed.v, b_.grouped_write);
+    args.a = b_.grouped_write;
     args.state = b_.state;
     args.low = b_.low;
+    args.prefetch = prefetch_;
+    args.prefetch_count = lines_of(first + tokens, false);
     accumulate_rows(isa_, args);
   }
 }
@@ -331,9 +396,18 @@ bool RowsBackward::sums_slowly(std::int64_t end) const {
   return *std::max_element(total, total + size) > slow;
 }
 
-void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float* state) {
+// From the state at the chunk's begin and, without erase, that at its end.
+void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float* state,
+                            const float* end) {
   pack(first, tokens);
   pack_queries(first, tokens);
+  if (kind_.decay && mild_) {
+    GateArgs gates = gate_args();
+    // The state that the chunk ends with is the one that the next one began with.
+    gates.state = erases_ ? b_.tiles : end;
+    gates.grad = b_.grad;
+    gate_sums(isa_, gates);
+  }
   SweepArgs sweep = sweep_args();
   sweep.state = state;
   if (erases_) {
@@ -350,19 +424,28 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
     block_backward(isa_, block);
     tiles_from_slabs(isa_, groups(), value_tiles(), state, b_.tiles);
     sweep.state = b_.tiles;
-    sweep.read = block.r;
+    if (kind_.erase == EraseKind::kGeneral) group_values(block.r, b_.grouped_r);
+    group_values(b_.dr, b_.grouped_dr);
+  }
+  group_values(kind_.erase == EraseKind::kCollinear ? b_.written : b_.packed.v, b_.grouped_write);
+  for (std::int64_t i = 0; i < kind_.queries; ++i) {
+    group_values(b_.output_grad + i * rows_ * b_.value_pitch,
+                 b_.grouped_output_grad + i * rows_ * value_tiles() * kValueTile);
   }
   const bool slow = sums_slowly(first + tokens);
-  sweep.grad_out = slow ? nullptr : b_.grad;
+  // The state of the first pass is not needed any more.
+  sweep.grad_out = slow ? b_.state : b_.grad;
+  sweep.prefetch = prefetch_;
+  sweep.prefetch_count = lines_of(first - chunk_tokens(kind_), true);
   backward_sweep(isa_, sweep);
   if (slow) {
     if (!two_parts_) std::fill_n(b_.grad_low, b_.state_size, 0.0f);
     AccumulateArgs args = accumulate_args();
     args.reverse = true;
-    args.fold_first = kind_.bonus;
+    args.decay_first = kind_.bonus;
     args.writes = kind_.queries;
     args.x = b_.q;
-    args.a = b_.output_grad;
+    args.a = b_.grouped_output_grad;
     args.state = b_.grad;
     args.low = b_.grad_low;
     accumulate_rows(isa_, args);
@@ -374,11 +457,7 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
 // Gradients of folded rows back to those of the rows.
 void RowsBackward::unpack(std::int64_t first) {
   GroupArgs args = group_args();
-  if (kind_.decay_per_key) {
-    ungroup_rows(isa_, args, b_.dg, b_.grads.g);
-  } else if (kind_.decay) {
-    sum_keys(isa_, args, b_.dg, b_.grads.g);
-  }
+  const GroupArgs direct = args;
   args.factor = b_.folds.inverse;
   ungroup_rows(isa_, args, b_.dk, b_.grads.k);
   if (kind_.erase == EraseKind::kGeneral) ungroup_rows(isa_, args, b_.db, b_.grads.b);
@@ -393,6 +472,17 @@ void RowsBackward::unpack(std::int64_t first) {
   for (std::int64_t i = 0; i < kind_.queries; ++i) {
     ungroup_rows(isa_, args, b_.dq + i * rows_ * b_.key_pitch,
                  b_.grads.q + i * tokens * b_.key_pitch);
+  }
+  if (kind_.decay) {
+    float* dg = kind_.decay_per_key ? b_.grads.g : b_.gate_rows;
+    if (mild_) {
+      GateArgs gates = gate_args();
+      gates.dg = dg;
+      gate_grads(isa_, gates);
+    } else {
+      ungroup_rows(isa_, direct, b_.dg, dg);
+    }
+    if (!kind_.decay_per_key) sum_keys(isa_, rows_, b_.key_pitch, dg, b_.grads.g);
   }
   if (kind_.bonus) {
     std::fill_n(b_.grads.u, b_.key_pitch, 0.0f);
@@ -443,12 +533,14 @@ void RowsBackward::run(const StateMemory<const float>& initial,
   float* kept = b_.kept;
   for (std::int64_t t = 0; t < tokens_; t += chunk, kept += b_.state_size) {
     std::copy_n(b_.state, b_.state_size, kept);
-    // The state after the last chunk is not needed; what that erases is.
-    if (erases_ || t + chunk < tokens_) forward(t, std::min(chunk, tokens_ - t));
+    forward(t, std::min(chunk, tokens_ - t));
   }
+  if (erases_) tiles_from_slabs(isa_, groups(), value_tiles(), b_.state, b_.tiles);
+  const float* end = b_.state;
   for (std::int64_t t = padded(tokens_, chunk) - chunk; t >= 0; t -= chunk) {
     kept -= b_.state_size;
-    backward(t, std::min(chunk, tokens_ - t), kept);
+    backward(t, std::min(chunk, tokens_ - t), kept, end);
+    end = kept;
   }
   if (initial_grad.s == nullptr) return;
   for (std::int64_t key = 0; key < kind_.keys; ++key) {
