@@ -90,24 +90,41 @@ enum class TileMode {
   kRead,   // only read
 };
 
-// One slab over one block of tokens. The state is multiplied by `enter` before the first token and
-// by `leave` after the last; a factor of exactly 0 clears it, even of NaN.
-//
-// Meanwhile the rows of the next chunk are brought into the second-level cache: without, waiting
-// for them takes a third of the time at 64 keys. Each tile of 8 keys takes one column of cache
-// lines, a line a token.
-struct PrefetchColumn {
+// What a run of tiles does beside its arithmetic, for the next chunk: the inner loop has room for
+// loads and stores, and waiting for rows from memory would take a third of the time.
+struct PrefetchColumn {  // of cache lines, a line a token, into the second-level cache
   const float* first = nullptr;
   std::int64_t stride = 0;
 };
-// Likewise a column of 16 numbers of the next chunk can be packed meanwhile: the inner loop has
-// room for loads and stores, but none for arithmetic.
-struct CopyColumn {
-  const float* from = nullptr;
-  std::int64_t stride = 0;
-  float* to[2] = {};  // of 8 numbers each
-  std::int64_t pitch = 0;
+// Packing a chunk of 64 tokens, a piece of 16 keys of q and k or of 32 values at a time, in the
+// order of rows: rows a multiple of 4 KiB apart share few sets of the caches, and a column of them
+// would wait for itself.
+struct PackAhead {
+  const float *q = nullptr, *k = nullptr, *v = nullptr;
+  std::int64_t q_stride = 0, k_stride = 0, v_stride = 0;
+  ElementMap map = ElementMap::kIdentity;  // of q and k
+  const float* k_factor = nullptr;         // [64], or null: 1
+  float *keyed = nullptr, *slabbed = nullptr;
+  std::int64_t key_pieces = 0, value_pieces = 0;  // of a token
+  std::int64_t prefetch_rows = 0;                 // ahead; of those that there are:
+  std::int64_t last_row = 0;
+  // The normaliser, as in PackKeyedArgs; finish_pack_ahead completes it.
+  float *z = nullptr, *z_residue = nullptr, *den = nullptr;
+  float* den_parts = nullptr;         // [64][16]
+  std::int64_t tokens = 0;            // 64, or 0: nothing to pack
+  std::int64_t token = 0, piece = 0;  // the next
 };
+struct Meanwhile {
+  PackAhead pack;
+  std::int64_t period = 1;  // tokens of a tile between two pieces, or two lines; a power of two
+  const PrefetchColumn* prefetch = nullptr;
+  std::int64_t prefetch_count = 0;
+  std::int64_t prefetch_part = 0;  // tiles that the column being fetched has had; of `period`
+};
+void finish_pack_ahead(Isa isa, const PackAhead& pack);
+
+// One slab over one block of tokens. The state is multiplied by `enter` before the first token and
+// by `leave` after the last; a factor of exactly 0 clears it, even of NaN.
 struct TileArgs {
   TileMode mode = TileMode::kScan;
   std::int64_t tokens = 0, key_blocks = 0;
@@ -119,14 +136,10 @@ struct TileArgs {
   float* partial = nullptr;       // [tokens][32], scratch
   float* out = nullptr;           // rows of `width` numbers
   std::int64_t out_stride = 0, width = 0;
-  bool stream = false;  // out past the caches: rows of whole lines; see finish_streams
-  const PrefetchColumn* prefetch = nullptr;  // [prefetch_count]
-  std::int64_t prefetch_count = 0;
-  const CopyColumn* copy = nullptr;  // [copy_count], TileMode::kScan of 64 tokens only
-  std::int64_t copy_count = 0;
+  bool stream = false;             // out past the caches: rows of whole lines; see finish_streams
+  Meanwhile* meanwhile = nullptr;  // with blocks of 64 tokens only
 };
-// Returns how many tiles it had, which is how many columns it went through where there were enough.
-std::int64_t recurrence_tile(Isa isa, const TileArgs& args);
+void recurrence_tile(Isa isa, const TileArgs& args);
 // Orders streamed rows before whatever the thread stores next: call it before others are told.
 void finish_streams();
 

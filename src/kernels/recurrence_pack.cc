@@ -10,6 +10,7 @@
 #include "hwy/highway.h"
 #include "src/kernels/math-inl.h"
 #include "src/kernels/partial-inl.h"
+#include "src/kernels/recurrence_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ouzel::HWY_NAMESPACE {
@@ -18,26 +19,6 @@ namespace {
 
 using D = hn::ScalableTag<float>;
 using D8 = hn::CappedTag<float, 8>;
-
-// exp(min(x, 0)), NaN for NaN: half of elu1, and its slope.
-template <class Tag, class Vec = hn::Vec<Tag>>
-HWY_INLINE Vec exp_of_negative(Tag d, Vec x) {
-  x = math::at_least(d, hn::Set(d, -104.0f), math::at_most(d, hn::Zero(d), x));
-  Vec r;
-  const Vec n = math::reduce_by_ln2(d, x, r);
-  return math::scale_by_pow2(d, hn::Add(hn::Set(d, 1.0f), math::expm1_reduced(d, r)), n);
-}
-
-template <ElementMap kMap, class Tag, class Vec = hn::Vec<Tag>>
-HWY_INLINE Vec mapped(Tag d, Vec x) {
-  if constexpr (kMap == ElementMap::kElu1) {
-    return hn::Add(hn::Max(x, hn::Zero(d)), exp_of_negative(d, x));
-  } else if constexpr (kMap == ElementMap::kRelu) {
-    return math::at_least(d, hn::Zero(d), x);
-  } else {
-    return x;
-  }
-}
 
 // phi'(x) dy. elu1 has slope exp(x) at 0 from below and 1 from above: the same.
 template <ElementMap kMap, class Tag, class Vec = hn::Vec<Tag>>
@@ -90,27 +71,6 @@ HWY_INLINE Vec two_sum(Tag, Vec a, Vec b, Vec& residue) {
   const Vec a_part = hn::Sub(sum, b_part);
   residue = hn::Add(hn::Sub(a, a_part), hn::Sub(b, b_part));
   return sum;
-}
-
-template <bool kRead, bool kWrite, class Vec = hn::Vec<D>>
-HWY_INLINE void store_keyed(D d, Vec q, Vec k, float* out) {
-#if HWY_TARGET == HWY_AVX3
-  // Two blocks of 8; both halves of a line at once.
-  const hn::Half<D> dh;
-  float* next = out + kKeyedBlockPitch;
-  if constexpr (kRead && kWrite) {
-    hn::Store(hn::ConcatLowerLower(d, k, q), d, out);
-    hn::Store(hn::ConcatUpperUpper(d, k, q), d, next);
-  } else {
-    const Vec x = kRead ? q : k;
-    constexpr std::int64_t half = kRead ? 0 : kKeyBlock;
-    hn::Store(hn::LowerHalf(dh, x), dh, out + half);
-    hn::Store(hn::UpperHalf(dh, x), dh, next + half);
-  }
-#else
-  if constexpr (kRead) hn::Store(q, d, out);
-  if constexpr (kWrite) hn::Store(k, d, out + kKeyBlock);
-#endif
 }
 
 template <ElementMap kMap, bool kRead, bool kWrite, bool kNormalize>
@@ -262,6 +222,19 @@ void PackKeyed(const PackKeyedArgs& a) {
       return pack_keyed_mapped<ElementMap::kRelu>(a);
   }
 }
+void FinishPackAhead(const PackAhead& p) {
+  const D d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t i = 0; i < p.key_pieces * kKeyedPitch; i += lanes) {
+    auto residue = hn::Load(d, p.z_residue + i);
+    hn::Store(two_sum(d, hn::Load(d, p.z + i), residue, residue), d, p.z + i);
+    hn::Store(residue, d, p.z_residue + i);
+  }
+  for (std::int64_t t = 0; t < kChunk; ++t) {
+    p.den[t] = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, p.den_parts + t * lanes)));
+  }
+}
+
 void PackSlabs(const PackArgs& a) { pack_mapped(a, kSlab, kSlabPitch); }
 void PackDense(const PackArgs& a) { pack_mapped(a, a.token_pitch, kSlab); }
 
@@ -340,6 +313,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace ouzel {
 HWY_EXPORT(PackKeyed);
+HWY_EXPORT(FinishPackAhead);
 HWY_EXPORT(PackSlabs);
 HWY_EXPORT(PackDense);
 HWY_EXPORT(MapAdjoint);
@@ -350,6 +324,9 @@ HWY_EXPORT(RowAdd);
 HWY_EXPORT(Multiply);
 
 void pack_keyed(Isa isa, const PackKeyedArgs& args) { OUZEL_DISPATCH(isa, PackKeyed)(args); }
+void finish_pack_ahead(Isa isa, const PackAhead& pack) {
+  OUZEL_DISPATCH(isa, FinishPackAhead)(pack);
+}
 void pack_slabs(Isa isa, const PackArgs& args) { OUZEL_DISPATCH(isa, PackSlabs)(args); }
 void pack_dense(Isa isa, const PackArgs& args) { OUZEL_DISPATCH(isa, PackDense)(args); }
 void map_adjoint(Isa isa, const MapAdjointArgs& args) { OUZEL_DISPATCH(isa, MapAdjoint)(args); }

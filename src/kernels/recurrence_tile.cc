@@ -9,6 +9,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "src/kernels/partial-inl.h"
+#include "src/kernels/recurrence_rows-inl.h"
 #include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -22,13 +23,67 @@ constexpr std::int64_t kLanes = HWY_LANES(float);
 // Keys of a tile: 16 accumulators of the 32 registers of AVX-512, 8 of the 16 of AVX2.
 constexpr int kTileKeys = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 
-HWY_INLINE V scaled(D d, V x, float factor) {
-  return factor == 0.0f ? hn::Zero(d) : hn::Mul(x, hn::Set(d, factor));
+// x * factor for a whole tile; a factor of exactly 0 clears it, even of NaN.
+template <int kVectors>
+HWY_INLINE void scale_tile(V (&s)[kTileKeys][kVectors], float factor) {
+  if (factor == 1.0f) return;
+  const D d;
+  const V f = hn::Set(d, factor);
+  OUZEL_UNROLL
+  for (int i = 0; i < kTileKeys; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      s[i][j] = factor == 0.0f ? hn::Zero(d) : hn::Mul(s[i][j], f);
+    }
+  }
 }
 
+// The next piece of a chunk that is packed meanwhile.
+template <ElementMap kMap>
+HWY_INLINE void pack_piece(const PackAhead& p, std::int64_t token, std::int64_t piece) {
+  const D d;
+  const std::int64_t later = HWY_MIN(token + p.prefetch_rows, p.last_row);
+  if (piece < p.key_pieces) {
+    const std::int64_t key = piece * kKeyedPitch;
+    const float* q = p.q + token * p.q_stride + key;
+    const float* k = p.k + token * p.k_stride + key;
+    __builtin_prefetch(p.q + later * p.q_stride + key, 0, 2);
+    __builtin_prefetch(p.k + later * p.k_stride + key, 0, 2);
+    float* out = p.keyed + piece * 2 * kKeyedBlockPitch + token * kKeyedPitch;
+    OUZEL_UNROLL
+    for (std::int64_t i = 0; i < kKeyedPitch; i += kLanes) {
+      const V x = mapped<kMap>(d, hn::LoadU(d, q + i));
+      V y = mapped<kMap>(d, hn::LoadU(d, k + i));
+      if (p.k_factor != nullptr) y = hn::Mul(y, hn::Set(d, p.k_factor[token]));
+      store_keyed<true, true>(d, x, y, out + i / kKeyBlock * kKeyedBlockPitch + i % kKeyBlock);
+      if (p.z != nullptr) {
+        float* residue = p.z_residue + key + i;
+        float* part = p.den_parts + token * kLanes;
+        const V recent = hn::Add(hn::Load(d, residue), y);
+        hn::Store(recent, d, residue);
+        const V z = hn::Add(hn::Load(d, p.z + key + i), recent);
+        hn::Store(hn::MulAdd(x, z, hn::Load(d, part)), d, part);
+      }
+    }
+  } else {
+    const std::int64_t slab = piece - p.key_pieces;
+    const float* v = p.v + token * p.v_stride + slab * kSlab;
+    const float* after = p.v + later * p.v_stride + slab * kSlab;
+    __builtin_prefetch(after, 0, 2);
+    __builtin_prefetch(after + kSlab / 2, 0, 2);
+    float* out = p.slabbed + slab * kSlabPitch + token * kSlab;
+    OUZEL_UNROLL
+    for (std::int64_t i = 0; i < kSlab; i += kLanes) {
+      hn::Store(hn::LoadU(d, v + i), d, out + i);
+    }
+  }
+}
+
+enum class Beside { kPrefetch, kPack, kPackElu1, kPackRelu };
+
 // kFirst: the sums over keys begin here. kLast: they end here, and go out.
-template <TileMode kMode, int kVectors, bool kFirst, bool kLast, bool kCopy>
-void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column, std::int64_t count) {
+template <TileMode kMode, int kVectors, bool kFirst, bool kLast, Beside kBeside>
+void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column) {
   const D d;
   float* state = a.state + key * kSlab + column;
   V s[kTileKeys][kVectors];
@@ -36,32 +91,48 @@ void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column, std::int6
   for (int i = 0; i < kTileKeys; ++i) {
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      const V x = hn::Load(d, state + i * kSlab + j * kLanes);
-      s[i][j] = a.enter == 1.0f ? x : scaled(d, x, a.enter);
+      s[i][j] = hn::Load(d, state + i * kSlab + j * kLanes);
     }
   }
+  scale_tile(s, a.enter);
   const float* keyed = a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock;
   const float* values = a.values + column;
   float* partial = a.partial + column;
   float* out = kMode == TileMode::kWrite ? nullptr : a.out + column;
   const std::int64_t rest = a.width - column;
-  // Nothing left to prefetch: a line that is in the cache.
-  PrefetchColumn next{a.partial, 0};
-  if (count < a.prefetch_count) next = a.prefetch[count];
-  CopyColumn copy;
-  if constexpr (kCopy) copy = a.copy[count];
-  for (std::int64_t t = 0; t < a.tokens; ++t) {
-    __builtin_prefetch(next.first, 0, 2);
-    next.first += next.stride;
-    if constexpr (kCopy) {
-      const hn::CappedTag<float, 8> d8;
-      for (std::int64_t i = 0; i < 8; i += static_cast<std::int64_t>(hn::Lanes(d8))) {
-        hn::Store(hn::LoadU(d8, copy.from + i), d8, copy.to[0] + i);
-        hn::Store(hn::LoadU(d8, copy.from + 8 + i), d8, copy.to[1] + i);
+  std::int64_t period_mask = 0, token = 0, piece = 0;
+  PrefetchColumn next{a.partial, 0};  // nothing left to prefetch: a line that is in the cache
+  if (a.meanwhile != nullptr) {
+    Meanwhile& m = *a.meanwhile;
+    period_mask = m.period - 1;
+    token = m.pack.token;
+    piece = m.pack.piece;
+    if (kBeside == Beside::kPrefetch && m.prefetch_count != 0) {
+      next = *m.prefetch;
+      next.first += m.prefetch_part * (kChunk / m.period) * next.stride;
+      if (++m.prefetch_part == m.period) {
+        m.prefetch_part = 0;
+        ++m.prefetch;
+        --m.prefetch_count;
       }
-      copy.from += copy.stride;
-      copy.to[0] += copy.pitch;
-      copy.to[1] += copy.pitch;
+    }
+  }
+  for (std::int64_t t = 0; t < a.tokens; ++t) {
+    if ((t & period_mask) == 0) {
+      if constexpr (kBeside == Beside::kPrefetch) {
+        __builtin_prefetch(next.first, 0, 2);
+        next.first += next.stride;
+      } else {
+        constexpr ElementMap kMap = kBeside == Beside::kPackElu1   ? ElementMap::kElu1
+                                    : kBeside == Beside::kPackRelu ? ElementMap::kRelu
+                                                                   : ElementMap::kIdentity;
+        const PackAhead& pack = a.meanwhile->pack;
+        pack_piece<kMap>(pack, token, piece);
+        if (++piece == pack.key_pieces + pack.value_pieces) {
+          piece = 0;
+          ++token;
+        }
+      }
     }
     V v[kVectors], o[kVectors];
     if constexpr (kMode != TileMode::kRead) {
@@ -107,55 +178,64 @@ void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column, std::int6
     partial += kSlab;
     if constexpr (kLast && kMode != TileMode::kWrite) out += a.out_stride;
   }
+  if constexpr (kBeside != Beside::kPrefetch) {
+    a.meanwhile->pack.token = token;
+    a.meanwhile->pack.piece = piece;
+  }
   if constexpr (kMode != TileMode::kRead) {
+    scale_tile(s, a.leave);
     OUZEL_UNROLL
     for (int i = 0; i < kTileKeys; ++i) {
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
-        const V x = a.leave == 1.0f ? s[i][j] : scaled(d, s[i][j], a.leave);
-        hn::Store(x, d, state + i * kSlab + j * kLanes);
+        hn::Store(s[i][j], d, state + i * kSlab + j * kLanes);
       }
     }
   }
 }
 
 template <TileMode kMode, int kVectors, bool kFirst, bool kLast>
-void tile(const TileArgs& a, std::int64_t key, std::int64_t column, std::int64_t& count) {
-  if constexpr (kMode == TileMode::kScan) {
-    if (count < a.copy_count) {
-      tile_of<kMode, kVectors, kFirst, kLast, true>(a, key, column, count++);
-      return;
+void tile(const TileArgs& a, std::int64_t key, std::int64_t column) {
+  if constexpr (kMode == TileMode::kScan && kVectors == 2) {
+    if (a.meanwhile != nullptr && a.meanwhile->pack.token < a.meanwhile->pack.tokens) {
+      switch (a.meanwhile->pack.map) {
+        case ElementMap::kIdentity:
+          return tile_of<kMode, kVectors, kFirst, kLast, Beside::kPack>(a, key, column);
+        case ElementMap::kElu1:
+          return tile_of<kMode, kVectors, kFirst, kLast, Beside::kPackElu1>(a, key, column);
+        case ElementMap::kRelu:
+          return tile_of<kMode, kVectors, kFirst, kLast, Beside::kPackRelu>(a, key, column);
+      }
     }
   }
-  tile_of<kMode, kVectors, kFirst, kLast, false>(a, key, column, count++);
+  tile_of<kMode, kVectors, kFirst, kLast, Beside::kPrefetch>(a, key, column);
 }
 
 template <TileMode kMode, int kVectors>
-void tiles(const TileArgs& a, std::int64_t column, std::int64_t& count) {
+void tiles(const TileArgs& a, std::int64_t column) {
   const std::int64_t keys = a.key_blocks * kKeyBlock;
   if (keys == kTileKeys) {
-    tile<kMode, kVectors, true, true>(a, 0, column, count);
+    tile<kMode, kVectors, true, true>(a, 0, column);
     return;
   }
-  tile<kMode, kVectors, true, false>(a, 0, column, count);
+  tile<kMode, kVectors, true, false>(a, 0, column);
   std::int64_t key = kTileKeys;
   for (; key + kTileKeys < keys; key += kTileKeys) {
-    tile<kMode, kVectors, false, false>(a, key, column, count);
+    tile<kMode, kVectors, false, false>(a, key, column);
   }
-  tile<kMode, kVectors, false, true>(a, key, column, count);
+  tile<kMode, kVectors, false, true>(a, key, column);
 }
 
 template <TileMode kMode>
-std::int64_t columns(const TileArgs& a) {
-  std::int64_t column = 0, count = 0;
-  for (; column + kLanes < a.width; column += 2 * kLanes) tiles<kMode, 2>(a, column, count);
-  if (column < a.width) tiles<kMode, 1>(a, column, count);
-  return count;
+void columns(const TileArgs& a) {
+  std::int64_t column = 0;
+  for (; column + kLanes < a.width; column += 2 * kLanes) tiles<kMode, 2>(a, column);
+  if (column < a.width) tiles<kMode, 1>(a, column);
 }
 
 }  // namespace
 
-std::int64_t RecurrenceTile(const TileArgs& a) {
+void RecurrenceTile(const TileArgs& a) {
   switch (a.mode) {
     case TileMode::kScan:
       return columns<TileMode::kScan>(a);
@@ -164,7 +244,6 @@ std::int64_t RecurrenceTile(const TileArgs& a) {
     case TileMode::kRead:
       return columns<TileMode::kRead>(a);
   }
-  return 0;
 }
 
 }  // namespace ouzel::HWY_NAMESPACE
@@ -176,9 +255,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace ouzel {
 HWY_EXPORT(RecurrenceTile);
-std::int64_t recurrence_tile(Isa isa, const TileArgs& args) {
-  return OUZEL_DISPATCH(isa, RecurrenceTile)(args);
-}
+void recurrence_tile(Isa isa, const TileArgs& args) { OUZEL_DISPATCH(isa, RecurrenceTile)(args); }
 void finish_streams() { hwy::FlushStream(); }
 }  // namespace ouzel
 #endif

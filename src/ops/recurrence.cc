@@ -137,11 +137,11 @@ struct Forward {
         b.factor[i] = spec.normalize ? scale / (scale * b.den[i] + eps) : scale * fold.read[i];
       }
       if (const std::int64_t next = t + kChunk; next < length) {
-        if (spec.causal && !spec.normalize && !learned && next + kChunk <= length) {
+        if (spec.causal && !learned && next + kChunk <= length) {
           packed = b.pass.pack_ahead(b.q_map.apply(q.at(next), q.stride, kChunk),
                                      b.k_map.apply(k.at(next), k.stride, kChunk),
-                                     {v.at(next) + column, v.stride},
-                                     next + 2 * kChunk <= length ? q.at(next + kChunk) : nullptr);
+                                     {v.at(next) + column, v.stride}, length - next,
+                                     fold.write_or_null(), norm);
         }
         if (!packed) {
           b.pass.prefetch(q.at(next), q.stride, shape.keys);

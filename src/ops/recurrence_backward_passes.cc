@@ -126,10 +126,10 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
         if (spec_.causal) pack_values(t, tokens);
       }
       const std::int64_t next = t + kChunk;
-      packed = plain_ && spec_.causal && next + kChunk <= length &&
-               b.pass.pack_ahead({dout.at(next), dout.stride}, {v.at(next), v.stride},
-                                 {k.at(next) + column, k.stride},
-                                 next + 2 * kChunk <= length ? dout.at(next + kChunk) : nullptr);
+      packed =
+          plain_ && spec_.causal && next + kChunk <= length &&
+          b.pass.pack_ahead({dout.at(next), dout.stride}, {v.at(next), v.stride},
+                            {k.at(next) + column, k.stride}, length - next, fold.write_or_null());
       if (next < length && !packed) {
         b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
         b.pass.prefetch(v.at(next), v.stride, shape_.values);
@@ -249,10 +249,10 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
         spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
       }
       const std::int64_t next = t + kChunk;
-      packed = plain_ && plain_factor && spec_.causal && next + kChunk <= length &&
+      packed = plain_ && spec_.causal && next + kChunk <= length &&
                b.pass.pack_ahead({v.at(next), v.stride}, {dout.at(next), dout.stride},
-                                 {q.at(next) + column, q.stride},
-                                 next + 2 * kChunk <= length ? v.at(next + kChunk) : nullptr);
+                                 {q.at(next) + column, q.stride}, length - next,
+                                 plain_factor ? nullptr : b.write_factor);
       if (next < length && !packed) {
         b.pass.prefetch(v.at(next), v.stride, shape_.values);
         b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
@@ -332,10 +332,10 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
         spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
       }
       const std::int64_t next = t + kChunk;
-      packed = plain_ && plain_factor && spec_.causal && next + kChunk <= length &&
+      packed = plain_ && spec_.causal && next + kChunk <= length &&
                b.pass.pack_ahead({k.at(next), k.stride}, {q.at(next), q.stride},
-                                 {dout.at(next) + column, dout.stride},
-                                 next + 2 * kChunk <= length ? k.at(next + kChunk) : nullptr);
+                                 {dout.at(next) + column, dout.stride}, length - next,
+                                 plain_factor ? nullptr : b.write_factor);
       if (next < length && !packed) {
         b.pass.prefetch(k.at(next), k.stride, shape_.keys);
         b.pass.prefetch(q.at(next), q.stride, shape_.keys);

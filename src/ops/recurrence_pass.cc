@@ -87,31 +87,38 @@ void StatePass::prefetch(const float* rows, std::int64_t stride, std::int64_t si
 }
 
 bool StatePass::pack_ahead(const MappedRows& read, const MappedRows& write,
-                           const MappedRows& values, const float* after) {
-  constexpr std::int64_t kWidth = 2 * kKeyBlock;
-  const std::int64_t count = (2 * rows_ + columns_) / kWidth;
-  const bool plain = read.map == ElementMap::kIdentity && write.map == ElementMap::kIdentity &&
-                     values.map == ElementMap::kIdentity && fold_->log_decay == 0;
-  if (!plain || rows_ % kWidth != 0 || columns_ % kSlab != 0 || in_two_parts() ||
-      count > std::min(kMaxPrefetch, slabs_ * key_blocks_)) {
+                           const MappedRows& values, std::int64_t rows_left,
+                           const float* write_factor, const Normalizer* normalizer) {
+  PackAhead p;
+  p.key_pieces = rows_ / kKeyedPitch;
+  p.value_pieces = slabs_;
+  if (rows_ % kKeyedPitch != 0 || columns_ % kSlab != 0 || read.map != write.map ||
+      values.map != ElementMap::kIdentity || fold_->block != kChunk || in_two_parts() ||
+      p.key_pieces + p.value_pieces > slabs_ * key_blocks_) {
     return false;
   }
-  for (std::int64_t i = 0; i < rows_; i += kWidth) {
-    float* block = next_keyed_ + i / kKeyBlock * kKeyedBlockPitch;
-    copy_[copy_count_++] = {
-        read.rows + i, read.stride, {block, block + kKeyedBlockPitch}, kKeyedPitch};
-    block += kKeyBlock;
-    copy_[copy_count_++] = {
-        write.rows + i, write.stride, {block, block + kKeyedBlockPitch}, kKeyedPitch};
+  p.q = read.rows;
+  p.k = write.rows;
+  p.v = values.rows;
+  p.q_stride = read.stride;
+  p.k_stride = write.stride;
+  p.v_stride = values.stride;
+  p.map = read.map;
+  p.k_factor = write_factor;
+  p.keyed = next_keyed_;
+  p.slabbed = next_slabbed_;
+  // 24 pieces are half a microsecond: longer than memory takes.
+  p.prefetch_rows = 1 + 24 / (p.key_pieces + p.value_pieces);
+  p.last_row = rows_left - 1;
+  if (normalizer != nullptr) {
+    p.z = normalizer->z;
+    p.z_residue = normalizer->residue;
+    p.den = normalizer->den;
+    p.den_parts = den_parts_;
+    std::memset(den_parts_, 0, kChunk * kKeyedPitch * sizeof(float));
   }
-  for (std::int64_t i = 0; i < columns_; i += kWidth) {
-    float* block = next_slabbed_ + i / kSlab * kSlabPitch + i % kSlab;
-    copy_[copy_count_++] = {values.rows + i, values.stride, {block, block + kKeyBlock}, kSlab};
-  }
-  // Each column is brought into the cache while the one before it is copied. A whole chunk ahead,
-  // rows a multiple of 4 KiB apart would drive each other out again.
-  for (std::int64_t i = 1; i < copy_count_; ++i) prefetch(copy_[i].from, copy_[i].stride, 1);
-  if (after != nullptr) prefetch(after, read.stride, 1);
+  p.tokens = kChunk;
+  ahead_ = p;
   return true;
 }
 
@@ -122,6 +129,15 @@ void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, flo
     position_ += tokens;
     if (two_parts) return run_long(tokens, factor, out, out_stride);
   }
+  Meanwhile meanwhile;
+  meanwhile.pack = ahead_;
+  meanwhile.prefetch = prefetch_;
+  meanwhile.prefetch_count = prefetch_count_;
+  const std::int64_t columns =
+      prefetch_count_ + (ahead_.tokens != 0 ? ahead_.key_pieces + ahead_.value_pieces : 0);
+  while (columns != 0 && 2 * columns * meanwhile.period <= slabs_ * key_blocks_) {
+    meanwhile.period *= 2;
+  }
   TileArgs a;
   a.mode = mode;
   a.key_blocks = key_blocks_;
@@ -129,7 +145,6 @@ void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, flo
   a.out_stride = out_stride;
   a.stream = stream;
   a.enter = fold_->enter;
-  std::int64_t prefetched = 0;
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
     a.state = state_ + slab * slab_state();
     a.width = std::min(columns_ - slab * kSlab, kSlab);
@@ -143,20 +158,16 @@ void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, flo
         a.out = out + t * out_stride + slab * kSlab;
       }
       // A shorter block would leave out the later rows.
-      if (a.tokens == kChunk) {
-        a.prefetch = prefetch_ + prefetched;
-        a.prefetch_count = prefetch_count_ - prefetched;
-        a.copy = copy_ + prefetched;
-        a.copy_count = copy_count_ - prefetched;
-      }
-      prefetched += recurrence_tile(isa_, a);
+      a.meanwhile = a.tokens == kChunk ? &meanwhile : nullptr;
+      recurrence_tile(isa_, a);
     }
   }
   prefetch_count_ = 0;
-  if (copy_count_ != 0) {
+  if (ahead_.tokens != 0) {
+    if (ahead_.z != nullptr) finish_pack_ahead(isa_, ahead_);
     std::swap(keyed_, next_keyed_);
     std::swap(slabbed_, next_slabbed_);
-    copy_count_ = 0;
+    ahead_ = {};
   }
 }
 

@@ -66,6 +66,7 @@ class StatePass {
     low_ = memory.template take<float>(slabs_ * slab_state());
     partial_ = memory.template take<float>(kChunk * kSlab);
     scores_ = memory.template take<float>(kChunk * kLongChunk);
+    den_parts_ = memory.template take<float>(kChunk * kKeyedPitch);
   }
 
   // `position`: tokens that the initial state has seen.
@@ -83,11 +84,12 @@ class StatePass {
   // Rows (of `size` floats) that the next chunk will touch: run brings them into the second-level
   // cache meanwhile.
   void prefetch(const float* rows, std::int64_t stride, std::int64_t size);
-  // Lets run pack the next chunk of 64 tokens beside its arithmetic, where that is plain copying
-  // and the tiles are enough for it; true if it will. The next run then takes what was packed.
-  // `after` are the rows that are read first of the chunk after it.
+  // Lets run pack the next chunk of 64 tokens beside its arithmetic, where the tiles are enough for
+  // it; true if it will. The next run then takes what was packed. `rows_left`: how many rows there
+  // are from the chunk's first on. With a normaliser, den is that of the next chunk after the run.
   bool pack_ahead(const MappedRows& read, const MappedRows& write, const MappedRows& values,
-                  const float* after);
+                  std::int64_t rows_left, const float* write_factor,
+                  const Normalizer* normalizer = nullptr);
   // Runs the packed chunk; out (rows of `columns`) is not used by TileMode::kWrite.
   // `stream`: past the caches, where the sum is not in two parts; rows of whole cache lines only.
   void run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
@@ -104,12 +106,11 @@ class StatePass {
   static constexpr std::int64_t kMaxPrefetch = 64;
   PrefetchColumn prefetch_[kMaxPrefetch];
   std::int64_t prefetch_count_ = 0;
-  CopyColumn copy_[kMaxPrefetch];
-  std::int64_t copy_count_ = 0;
+  PackAhead ahead_;
   std::int64_t position_ = 0;
   float *next_keyed_ = nullptr, *next_slabbed_ = nullptr;
   float *keyed_ = nullptr, *slabbed_ = nullptr, *state_ = nullptr, *low_ = nullptr;
-  float *partial_ = nullptr, *scores_ = nullptr;
+  float *partial_ = nullptr, *scores_ = nullptr, *den_parts_ = nullptr;
 };
 
 // Zeros the rows of x that no segment covers, as tasks of a run: one per batch row.
