@@ -26,7 +26,9 @@ struct Row {
   std::optional<double> ratio;       // median of the ratios of neighbours in time; see `clock`
   std::optional<double> bytes_token;  // peak bytes per token
   std::optional<double> bytes;        // memory, where the figure is one
-  std::string clock;                  // what the time includes, or what the ratio is of
+  std::optional<double> error;        // against float64, and what it may be
+  double bound = 0;
+  std::string clock;  // what the time includes, or what the ratio is of
 };
 
 struct CaseOptions {
@@ -48,11 +50,13 @@ std::vector<Case> model_cases();
 // Parts of operator_cases, one a file.
 void add_recurrence_cases(std::vector<Case>& cases);
 void add_law_cases(std::vector<Case>& cases);
+void add_long_cases(std::vector<Case>& cases);
 void add_softmax_cases(std::vector<Case>& cases);
 void add_gemm_cases(std::vector<Case>& cases);
 void add_crossing_case(std::vector<Case>& cases);
 
-// An efficiency above 1 is a fault of the measurement (16-bit rows may exceed the float32 peak).
+// An efficiency above 1 is a fault of the measurement (16-bit rows may exceed the float32 peak), an
+// error beyond its bound one of the operator.
 bool plausible(const Row& row);
 
 // A table for people, and {"rows": [...]}.

@@ -10,6 +10,7 @@
 namespace ouzel::bench {
 
 bool plausible(const Row& row) {
+  if (row.error && !(*row.error <= row.bound)) return false;
   return row.dtype != "f32" || !row.efficiency || *row.efficiency <= 1;
 }
 
@@ -26,6 +27,7 @@ std::string as_table(const std::vector<Row>& rows) {
     std::string variant = r.variant;
     if (r.dtype != "f32") variant += ", " + r.dtype;
     if (r.bytes) variant += fmt::format(": {:.0f} bytes", *r.bytes);
+    if (r.error) variant += fmt::format(": error {:.1e} of {:.0e}", *r.error, r.bound);
     if (r.bytes_token) variant += fmt::format(", {:.0f} bytes a token", *r.bytes_token);
     text += fmt::format(
         "{:18} {:16} {:>2} {:>3} {:>3} {:>6} {:>5} {:>5} {:>10} {:>8} {:>8} {:>6} {:>7}  {}\n",
@@ -58,6 +60,10 @@ std::string as_json(const std::vector<Row>& rows) {
     }
     if (r.ratio) row["ratio"] = *r.ratio;
     if (r.bytes) row["bytes"] = *r.bytes;
+    if (r.error) {
+      row["error"] = *r.error;
+      row["bound"] = r.bound;
+    }
     if (r.bytes_token) row["bytes_per_token"] = *r.bytes_token;
     row["variant"] = r.variant;
     row["clock"] = r.clock;

@@ -48,8 +48,11 @@ int run(const Options& options) {
   int code = 0;
   for (const bench::Row& row : rows) {
     if (bench::plausible(row)) continue;
-    std::fprintf(stderr, "ouzel bench: %s %s (%s) has an efficiency of %.3f: measured wrongly\n",
-                 row.op.c_str(), row.pass.c_str(), row.variant.c_str(), *row.efficiency);
+    const std::string fault =
+        row.error ? fmt::format("an error of {:.1e}, beyond {:.0e}", *row.error, row.bound)
+                  : fmt::format("an efficiency of {:.3f}: measured wrongly", *row.efficiency);
+    std::fprintf(stderr, "ouzel bench: %s %s (%s) has %s\n", row.op.c_str(), row.pass.c_str(),
+                 row.variant.c_str(), fault.c_str());
     code = 1;
   }
   return code;
