@@ -40,120 +40,198 @@ float bonus(const RowArgs& a, const float* q) {
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-// kVectors vectors of columns, `width` of them valid.
-template <Erase kErase, bool kValueDecay, bool kResidue, int kVectors>
-void row_columns(const RowArgs& a, std::int64_t column, std::int64_t width) {
+// Vectors of columns that are loaded and stored: all of them, or the first `width` numbers.
+template <bool kFull>
+HWY_INLINE V load(const float* p, std::int64_t width) {
   const D d;
-  V v[kVectors], r[kVectors], value_decay[kVectors], value_decay_minus_1[kVectors];
+  if constexpr (kFull) return hn::LoadU(d, p);
+  return load_first(d, p, width);
+}
+template <bool kFull>
+HWY_INLINE void store(V x, float* p, std::int64_t width) {
+  const D d;
+  kFull ? hn::StoreU(x, d, p) : store_first(d, x, p, width);
+}
+
+template <int kVectors, bool kFull>
+HWY_INLINE void erase_key(const RowArgs& a, std::int64_t i, std::int64_t column, std::int64_t width,
+                          V (&r)[kVectors]) {
+  const D d;
+  const float* s = a.s + i * a.key_stride + column;
+  const V factor = hn::Set(d, a.erase_decayed ? a.decay[i * a.decay_stride] : 1.0f);
+  const V e = hn::Mul(hn::Set(d, a.e[i]), factor);
+  const auto keep = hn::Ne(factor, hn::Zero(d));
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
+    const V s_j = load<kFull>(s + j * kLanes, width - j * kLanes);
+    r[j] = hn::IfThenElse(keep, hn::MulAdd(e, s_j, r[j]), r[j]);
+  }
+}
+
+// What is erased: v loses c r (collinear), or r goes with b (general).
+template <Erase kErase, bool kValueDecay, int kVectors, bool kFull>
+HWY_INLINE void erase(const RowArgs& a, std::int64_t column, std::int64_t width, V (&v)[kVectors],
+                      V (&r)[kVectors]) {
+  const D d;
+  // Odd keys have sums of their own: four do not hide the latency.
+  V odd[kVectors];
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) odd[j] = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + 1 < a.keys; i += 2) {
+    erase_key<kVectors, kFull>(a, i, column, width, r);
+    erase_key<kVectors, kFull>(a, i + 1, column, width, odd);
+  }
+  if (i < a.keys) erase_key<kVectors, kFull>(a, i, column, width, r);
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
     const std::int64_t at = column + j * kLanes, left = width - j * kLanes;
-    v[j] = load_first(d, a.v + at, left);
-    r[j] = hn::Zero(d);
+    r[j] = hn::Add(r[j], odd[j]);
     if constexpr (kValueDecay) {
-      value_decay[j] = load_first(d, a.value_decay + at, left);
-      if constexpr (kResidue) {
-        value_decay_minus_1[j] = load_first(d, a.value_decay_minus_1 + at, left);
-      }
+      if (a.erase_decayed) r[j] = decayed(d, r[j], load<kFull>(a.value_decay + at, left));
     }
-  }
-  if constexpr (kErase != Erase::kNone) {
-    for (std::int64_t i = 0; i < a.keys; ++i) {
-      const V e = hn::Set(d, a.e[i]);
-      const V factor = hn::Set(d, a.decay[i * a.decay_stride]);
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        V s = load_first(d, a.s + i * a.key_stride + column + j * kLanes, width - j * kLanes);
-        if (a.erase_decayed) s = decayed(d, s, factor);
-        r[j] = hn::MulAdd(e, s, r[j]);
-      }
-    }
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      if constexpr (kValueDecay) {
-        if (a.erase_decayed) r[j] = decayed(d, r[j], value_decay[j]);
-      }
-      if constexpr (kErase == Erase::kCollinear) {
-        const V c = a.strength_stride == 0
-                        ? hn::Set(d, *a.c)
-                        : load_first(d, a.c + column + j * kLanes, width - j * kLanes);
-        v[j] = hn::NegMulAdd(c, r[j], v[j]);
-      }
-    }
-  }
-  // The first pass changes S and reads it for the first query.
-  const std::int64_t passes = HWY_MAX(a.queries, 1);
-  for (std::int64_t pass = passes; pass-- > 0;) {
-    // Before the write all queries read the same S: the pass that changes it is the last.
-    const std::int64_t query = a.u != nullptr ? pass : passes - 1 - pass;
-    const bool change = query == 0, read = a.queries > 0;
-    const float* q = a.q + query * a.q_stride;
-    V o[kVectors];
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      o[j] = hn::Zero(d);
-      if (a.u != nullptr && read) o[j] = hn::Mul(hn::Set(d, bonus(a, q)), v[j]);
-    }
-    for (std::int64_t i = 0; i < a.keys; ++i) {
-      const V k = hn::Set(d, a.k[i]);
-      const V factor = hn::Set(d, a.decay[i * a.decay_stride]);
-      const V q_i = read ? hn::Set(d, q[i]) : hn::Zero(d);
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        const std::int64_t left = width - j * kLanes;
-        const std::int64_t at = i * a.key_stride + column + j * kLanes;
-        V s = load_first(d, a.s + at, left);
-        if (read && a.u != nullptr) o[j] = hn::MulAdd(q_i, s, o[j]);
-        if (change) {
-          if constexpr (kResidue) {
-            V low = load_first(d, a.residue + at, left);
-            V minus_1 = hn::Set(d, a.decay_minus_1[i * a.decay_stride]);
-            V both = factor;
-            if constexpr (kValueDecay) {
-              const V other = value_decay_minus_1[j];
-              minus_1 = hn::MulAdd(minus_1, other, hn::Add(minus_1, other));
-              both = hn::Mul(both, value_decay[j]);
-            }
-            s = two_part_sum(d, s, low, both, minus_1, hn::Mul(k, v[j]));
-            store_first(d, low, a.residue + at, left);
-          } else {
-            s = decayed(d, s, factor);
-            if constexpr (kValueDecay) s = decayed(d, s, value_decay[j]);
-            s = hn::MulAdd(k, v[j], s);
-            if constexpr (kErase == Erase::kGeneral) {
-              s = hn::MulAdd(hn::Set(d, a.b[i]), r[j], s);
-            }
-          }
-          store_first(d, s, a.s + at, left);
-        }
-        if (read && a.u == nullptr) o[j] = hn::MulAdd(q_i, s, o[j]);
-      }
-    }
-    if (!read) continue;
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      store_first(d, o[j], a.o + query * a.o_stride + column + j * kLanes, width - j * kLanes);
+    if constexpr (kErase == Erase::kCollinear) {
+      const V c = a.strength_stride == 0 ? hn::Set(d, *a.c) : load<kFull>(a.c + at, left);
+      v[j] = hn::NegMulAdd(c, r[j], v[j]);
     }
   }
 }
 
-template <Erase kErase, bool kValueDecay, bool kResidue>
+// Changes S and reads it for the first query, before or after.
+template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore, int kVectors, bool kFull>
+HWY_INLINE void update(const RowArgs& a, std::int64_t column, std::int64_t width,
+                       const V (&v)[kVectors], const V (&r)[kVectors], V (&o)[kVectors]) {
+  const D d;
+  V value_decay[kVectors], value_decay_minus_1[kVectors];
+  if constexpr (kValueDecay) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const std::int64_t at = column + j * kLanes, left = width - j * kLanes;
+      value_decay[j] = load<kFull>(a.value_decay + at, left);
+      if constexpr (kResidue) {
+        value_decay_minus_1[j] = load<kFull>(a.value_decay_minus_1 + at, left);
+      }
+    }
+  }
+  const float* q = a.queries > 0 ? a.q : a.k;  // a row that is not read: whatever
+  float* s_row = a.s + column;
+  float* low_row = kResidue ? a.residue + column : nullptr;
+  for (std::int64_t i = 0; i < a.keys; ++i, s_row += a.key_stride) {
+    const V k = hn::Set(d, a.k[i]), q_i = hn::Set(d, q[i]);
+    const V factor = hn::Set(d, a.decay[i * a.decay_stride]);
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const std::int64_t left = width - j * kLanes;
+      V s = load<kFull>(s_row + j * kLanes, left);
+      if constexpr (kReadBefore) o[j] = hn::MulAdd(q_i, s, o[j]);
+      if constexpr (kResidue) {
+        V low = load<kFull>(low_row + j * kLanes, left);
+        V both = factor, minus_1 = hn::Set(d, a.decay_minus_1[i * a.decay_stride]);
+        if constexpr (kValueDecay) {
+          minus_1 =
+              hn::MulAdd(minus_1, value_decay_minus_1[j], hn::Add(minus_1, value_decay_minus_1[j]));
+          both = hn::Mul(both, value_decay[j]);
+        }
+        s = two_part_sum(d, s, low, both, minus_1, hn::Mul(k, v[j]));
+        store<kFull>(low, low_row + j * kLanes, left);
+      } else {
+        s = decayed(d, s, factor);
+        if constexpr (kValueDecay) s = decayed(d, s, value_decay[j]);
+        s = hn::MulAdd(k, v[j], s);
+        if constexpr (kErase == Erase::kGeneral) s = hn::MulAdd(hn::Set(d, a.b[i]), r[j], s);
+      }
+      store<kFull>(s, s_row + j * kLanes, left);
+      if constexpr (!kReadBefore) o[j] = hn::MulAdd(q_i, s, o[j]);
+    }
+    if constexpr (kResidue) low_row += a.key_stride;
+  }
+}
+
+// o = the bonus, if any, and S^T q
+template <int kVectors, bool kFull>
+HWY_INLINE void begin_read(const RowArgs& a, std::int64_t query, const V (&v)[kVectors],
+                           V (&o)[kVectors]) {
+  const D d;
+  const V weight =
+      hn::Set(d, a.u != nullptr && a.queries > 0 ? bonus(a, a.q + query * a.q_stride) : 0.0f);
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
+    o[j] = a.u != nullptr ? hn::Mul(weight, v[j]) : hn::Zero(d);
+  }
+}
+template <int kVectors, bool kFull>
+HWY_INLINE void end_read(const RowArgs& a, std::int64_t query, std::int64_t column,
+                         std::int64_t width, const V (&o)[kVectors]) {
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
+    store<kFull>(o[j], a.o + query * a.o_stride + column + j * kLanes, width - j * kLanes);
+  }
+}
+template <int kVectors, bool kFull>
+HWY_INLINE void read_others(const RowArgs& a, std::int64_t column, std::int64_t width,
+                            const V (&v)[kVectors]) {
+  const D d;
+  for (std::int64_t query = 1; query < a.queries; ++query) {
+    V o[kVectors];
+    begin_read<kVectors, kFull>(a, query, v, o);
+    const float* s = a.s + column;
+    for (std::int64_t i = 0; i < a.keys; ++i, s += a.key_stride) {
+      const V q = hn::Set(d, a.q[query * a.q_stride + i]);
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        o[j] = hn::MulAdd(q, load<kFull>(s + j * kLanes, width - j * kLanes), o[j]);
+      }
+    }
+    end_read<kVectors, kFull>(a, query, column, width, o);
+  }
+}
+
+// kVectors vectors of columns, `width` numbers of them valid.
+template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore, int kVectors, bool kFull>
+void row_columns(const RowArgs& a, std::int64_t column, std::int64_t width) {
+  const D d;
+  V v[kVectors], r[kVectors], o[kVectors];
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
+    v[j] = load<kFull>(a.v + column + j * kLanes, width - j * kLanes);
+    r[j] = hn::Zero(d);
+  }
+  if constexpr (kErase != Erase::kNone) {
+    erase<kErase, kValueDecay, kVectors, kFull>(a, column, width, v, r);
+  }
+  if constexpr (kReadBefore) read_others<kVectors, kFull>(a, column, width, v);
+  begin_read<kVectors, kFull>(a, 0, v, o);
+  update<kErase, kValueDecay, kResidue, kReadBefore, kVectors, kFull>(a, column, width, v, r, o);
+  if (a.queries > 0) end_read<kVectors, kFull>(a, 0, column, width, o);
+  if constexpr (!kReadBefore) read_others<kVectors, kFull>(a, column, width, v);
+}
+
+template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore = false>
 void row(const RowArgs& a) {
-  constexpr int kVectors = 2;
-  for (std::int64_t column = 0; column < a.columns; column += kVectors * kLanes) {
-    row_columns<kErase, kValueDecay, kResidue, kVectors>(a, column, a.columns - column);
+  // Of 128 keys, four vectors of AVX-512 take two thirds of the first-level cache.
+  constexpr int kVectors = 4;
+  std::int64_t column = 0;
+  for (; column + kVectors * kLanes <= a.columns; column += kVectors * kLanes) {
+    row_columns<kErase, kValueDecay, kResidue, kReadBefore, kVectors, true>(a, column, 0);
+  }
+  for (; column < a.columns; column += kLanes) {
+    row_columns<kErase, kValueDecay, kResidue, kReadBefore, 1, false>(a, column,
+                                                                      a.columns - column);
   }
 }
 
 template <bool kValueDecay>
 void row_of(const RowArgs& a) {
-  if (a.e == nullptr) {
-    a.residue != nullptr ? row<Erase::kNone, kValueDecay, true>(a)
-                         : row<Erase::kNone, kValueDecay, false>(a);
-  } else if (a.b == nullptr) {
-    row<Erase::kCollinear, kValueDecay, false>(a);
-  } else {
+  if (a.b != nullptr) {
     row<Erase::kGeneral, kValueDecay, false>(a);
+  } else if (a.e != nullptr) {
+    row<Erase::kCollinear, kValueDecay, false>(a);
+  } else if (a.residue != nullptr) {
+    a.u == nullptr ? row<Erase::kNone, kValueDecay, true, false>(a)
+                   : row<Erase::kNone, kValueDecay, true, true>(a);
+  } else {
+    a.u == nullptr ? row<Erase::kNone, kValueDecay, false, false>(a)
+                   : row<Erase::kNone, kValueDecay, false, true>(a);
   }
 }
 
