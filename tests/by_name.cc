@@ -8,8 +8,8 @@
 #include "src/ops/reference/laws.h"
 #include "src/ops/reference/named.h"
 #include "src/ops/registry.h"
+#include "tests/law_calls.h"
 #include "tests/operand.h"
-#include "tests/slices.h"
 
 namespace ouzel::test {
 namespace {
@@ -76,6 +76,11 @@ void add_slots(std::vector<Slot>& list, ByName& a) {
 }
 
 Results<float> run(Context& context, const Call& call, const ByName& a) {
+  return is_matrix_law(a.op) ? run_law(context, call, a) : run_by_table(context, call);
+}
+
+Results<float> run_by_table(Context& context, const Call& call) {
+  const auto& a = std::get<ByName>(call.arguments);
   const OperatorInfo& info = find_operator(a.op);
   std::map<std::string, std::string> attributes = a.attributes;
   if (call.form != Form::kAuto) {
@@ -109,24 +114,7 @@ Results<float> run(Context& context, const Call& call, const ByName& a) {
 }
 
 Results<float> run_steps(Context& context, const Call& call, const ByName& a) {
-  Call rest = call;
-  Results<float> all;
-  for (Int t = 0; t < a.segments.list.front().length; ++t) {
-    Call one = tokens_of(rest, t, t + 1);
-    Results<float> r = run(context, one);
-    for (const Named<float>& x : r.outputs) {
-      if (x.role != Role::kSequence) continue;
-      Doubles& state = std::get<ByName>(rest.arguments).inputs["initial_state"];
-      state = Doubles(x.array.shape);
-      std::ranges::copy(x.array.data, state.data.begin());
-    }
-    for (std::size_t i = 0; i < all.outputs.size(); ++i) {
-      Named<float>& x = r.outputs[i];
-      if (x.role == Role::kToken) x.array = joined(all.outputs[i].array, x.array);
-    }
-    all = std::move(r);
-  }
-  return all;
+  return run_law_steps(context, call, a);
 }
 
 namespace {

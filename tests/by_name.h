@@ -16,8 +16,9 @@ bool is_law(const std::string& op);
 bool has_named_reference(const std::string& op);
 
 void add_slots(std::vector<Slot>& list, ByName& call);
+// By the public API where it is a matrix law, else by the table.
 Results<float> run(Context& context, const Call& call, const ByName& arguments);
-// One token at a time, the states handed on.
+Results<float> run_by_table(Context& context, const Call& call);
 Results<float> run_steps(Context& context, const Call& call, const ByName& arguments);
 Results<double> run_reference(const Call& call, const ByName& arguments);
 // Of the call, its upstream gradients and form count only.

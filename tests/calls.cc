@@ -97,37 +97,6 @@ struct MapOperands {
   }
 };
 
-// A state of N sequences: operands for S and z, and the view of both.
-struct StateOperands {
-  Operand s, z;
-  Operand s_residue, z_residue;
-  Int position = 0;
-  std::vector<SequenceState> storage;
-
-  StateView view() {
-    if (!s.present()) return {};
-    const StateView view = state_view(s.tensor(), z.tensor(), storage);
-    for (std::size_t n = 0; n < storage.size(); ++n) {
-      storage[n].position = position;
-      if (s_residue.present()) storage[n].s_residue = s_residue.entry(n);
-      if (z_residue.present()) storage[n].z_residue = z_residue.entry(n);
-    }
-    return view;
-  }
-  void add_residue(const Residue& residue) {
-    s_residue = residue.s.present() ? Operand::input(residue.s) : Operand::zeros_like(s);
-    z_residue = residue.z.present() ? Operand::input(residue.z) : Operand::zeros_like(z);
-    position = residue.position;
-  }
-};
-
-StateOperands state_of(const Doubles& s, const Doubles& z) {
-  StateOperands state;
-  state.s = Operand::input(s);
-  state.z = Operand::input(z);
-  return state;
-}
-
 // The arguments of a call in float32, and the operator's options, which point into them.
 struct RecurrenceInFloat {
   RecurrenceInFloat(const Call& call, const Recurrence& arguments)

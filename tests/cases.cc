@@ -7,8 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "tests/pairwise.h"
-#include "tests/random_arrays.h"
+#include "tests/case_parts.h"
 
 namespace ouzel::test {
 namespace {
@@ -18,73 +17,7 @@ using Int = std::int64_t;
 constexpr const char* kLawNames[] = {"identity",           "identity_normalized", "elu1",
                                      "elu1_normalized",    "relu_normalized",     "product",
                                      "product_normalized", "retention",           "decays"};
-constexpr const char* kLayoutNames[] = {"rows", "packed", "padded"};
-constexpr const char* kHeadNames[] = {"one", "equal", "more_values", "more_queries", "one_key"};
 constexpr const char* kDirectionNames[] = {"causal", "reverse", "noncausal"};
-constexpr const char* kDataNames[] = {"zero_mean", "narrow_positive", "constant"};
-
-template <class Enum, std::size_t Size>
-const char* name(const char* const (&names)[Size], Enum value) {
-  return names[static_cast<std::size_t>(value)];
-}
-
-struct HeadCounts {
-  Int q, k, v;
-};
-HeadCounts head_counts(Heads heads) {
-  switch (heads) {
-    case Heads::kOne:
-      return {1, 1, 1};
-    case Heads::kEqual:
-      return {2, 2, 2};
-    case Heads::kMoreValues:
-      return {2, 2, 4};
-    case Heads::kMoreQueries:
-      return {4, 2, 2};
-    case Heads::kOneKey:
-      return {4, 1, 2};
-  }
-  return {};
-}
-
-struct Arrangement {
-  Int batch = 1, tokens = 0;
-  Segments segments;
-};
-Arrangement arrange(Layout layout, Int tokens) {
-  switch (layout) {
-    case Layout::kRows:
-      return {2, tokens, Segments::whole(2, tokens)};
-    case Layout::kPacked: {
-      // Empty, one token, the rest in two; then two rows of no sequence.
-      const Int part = tokens / 3;
-      Arrangement a{1, tokens + 3, {}};
-      a.segments.list = {{0, 0, 0}, {0, 0, 1}, {0, 1, part}, {0, 1 + part, tokens - part}};
-      return a;
-    }
-    case Layout::kPadded: {
-      const Int lengths[] = {tokens, tokens - tokens / 4};
-      return {2, tokens + 2, Segments::padded(lengths, tokens + 2, true)};
-    }
-  }
-  return {};
-}
-
-Doubles draw(Random& random, Data data, std::vector<Int> shape) {
-  switch (data) {
-    case Data::kZeroMean:
-      return random_array<double>(random, std::move(shape));
-    case Data::kNarrowPositive:
-      return random_array<double>(random, std::move(shape), 0.9, 1.1);
-    case Data::kConstant: {
-      Doubles a(std::move(shape));
-      std::fill(a.data.begin(), a.data.end(), static_cast<double>(0.7f));
-      return a;
-    }
-  }
-  return {};
-}
-
 // Features near 1, so that the signed map's denominators keep away from 0.
 reference::MapWeights<double> map_weights(Random& random, std::vector<Int> heads, Int features,
                                           Int keys) {
@@ -101,27 +34,6 @@ reference::MapWeights<double> map_weights(Random& random, std::vector<Int> heads
   w.b2 = random_array<double>(random, shape({features}), 0.9, 1.1);
   return w;
 }
-
-// Rows outside every segment: NaN, so that reading one shows.
-void poison_padding(Doubles& array, const Segments& segments) {
-  if (!array.present() || array.data.empty()) return;
-  const Int batch = array.extent(0), tokens = array.extent(1);
-  const std::size_t row = array.data.size() / static_cast<std::size_t>(batch * tokens);
-  std::vector<bool> used(static_cast<std::size_t>(batch * tokens));
-  for (const Segment& s : segments.list) {
-    for (Int t = 0; t < s.length; ++t) {
-      used[static_cast<std::size_t>(s.batch * tokens + s.begin + t)] = true;
-    }
-  }
-  for (std::size_t r = 0; r < used.size(); ++r) {
-    if (used[r]) continue;
-    std::fill_n(array.data.begin() + static_cast<std::ptrdiff_t>(r * row), row,
-                std::numeric_limits<double>::quiet_NaN());
-  }
-}
-
-const std::vector<Int> kTokens{0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 1000};
-const std::vector<Int> kSizes{1, 3, 16, 24, 60, 64, 100, 128};
 
 }  // namespace
 
@@ -335,42 +247,14 @@ AttentionCase attention_case(const Row& r) {
 const std::vector<std::size_t> kAttentionChoices{
     kAttentionTokens.size(), kSizes.size(), kSizes.size(), 3, 5, 2, 5, 3, 2, 2};
 
-// Every choice of the first `fixed` axes, the rest at random.
-template <class Case>
-std::vector<Case> product(const std::vector<std::size_t>& choices, std::size_t fixed,
-                          Case (*make)(const Row&)) {
-  Random random(2);
-  std::vector<Case> cases;
-  Row row(choices.size());
-  while (true) {
-    do {
-      for (std::size_t a = fixed; a < row.size(); ++a) row[a] = random.bits() % choices[a];
-    } while (!exists(make(row)));
-    cases.push_back(make(row));
-    std::size_t axis = 0;
-    while (axis < fixed && ++row[axis] == choices[axis]) row[axis++] = 0;
-    if (axis == fixed) return cases;
-  }
-}
-
 }  // namespace
 
-std::vector<LawCase> recurrence_cases() {
-  std::vector<LawCase> cases;
-  const auto valid = [](const Row& r) { return exists(recurrence_case(r)); };
-  for (const Row& r : pairwise(kRecurrenceChoices, valid)) cases.push_back(recurrence_case(r));
-  return cases;
-}
+std::vector<LawCase> recurrence_cases() { return cover(kRecurrenceChoices, recurrence_case); }
 std::vector<LawCase> all_recurrence_cases() {
   return product<LawCase>(kRecurrenceChoices, 4, recurrence_case);
 }
 
-std::vector<AttentionCase> attention_cases() {
-  std::vector<AttentionCase> cases;
-  const auto valid = [](const Row& r) { return exists(attention_case(r)); };
-  for (const Row& r : pairwise(kAttentionChoices, valid)) cases.push_back(attention_case(r));
-  return cases;
-}
+std::vector<AttentionCase> attention_cases() { return cover(kAttentionChoices, attention_case); }
 std::vector<AttentionCase> all_attention_cases() {
   return product<AttentionCase>(kAttentionChoices, 3, attention_case);
 }

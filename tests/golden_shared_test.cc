@@ -46,7 +46,7 @@ TEST_F(SharedGolden, OperatorsAgreeToFloat32) {
     for (const GoldenFile& f : files_) {
       SCOPED_TRACE(testing::Message() << name_of(isa) << " " << f.path);
       const std::optional<Call> call = table_call_of(f);
-      if (call) expect_golden(f, run(context, *call), bounds_on(isa, kFloat32));
+      if (call) expect_golden(f, run_by_table(context, *call), bounds_on(isa, kFloat32));
     }
   }
 }

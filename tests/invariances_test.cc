@@ -9,6 +9,8 @@
 
 #include "tests/cases.h"
 #include "tests/compare.h"
+#include "tests/law_calls.h"
+#include "tests/law_cases.h"
 #include "tests/random_arrays.h"
 #include "tests/slices.h"
 
@@ -37,6 +39,11 @@ std::vector<Sample> samples(Int tokens, Layout layout = Layout::kRows,
     list.push_back({name_of(c), make_call(c, ++seed),
                     c.data == Data::kZeroMean ? kFloat32 : kAnyInput,
                     is_flat(c) ? kQuotientFloor : kFloor});
+  }
+  for (MatrixCase c : matrix_samples(tokens)) {
+    c.layout = layout;
+    c.reverse = direction == Direction::kReverse;
+    list.push_back({name_of(c), make_call(c, ++seed)});
   }
   if (direction != Direction::kCausal) return list;
   for (AttentionCase c : attention_samples(tokens)) {
@@ -116,7 +123,7 @@ TEST_P(Invariances, CompanyChangesNothing) {
           Results<float> part = together;
           for (auto* list : {&part.outputs, &part.gradients}) {
             for (Named<float>& x : *list) {
-              x.array = take(x.array, x.role, n, segments.list[i], keys.list[i]);
+              x.array = take(x.array, x.role, n, segments.list[i], keys.list[i], x.rows);
             }
           }
           Results<float> own = run(context, alone(call, n));
@@ -178,8 +185,9 @@ TEST_P(Invariances, LaterTokensNeverChangeEarlierOutputs) {
           if (slot.role != Role::kToken) continue;
           const Int rows = slot.array->extent(0) * kTokens;
           const Int width = static_cast<Int>(slot.array->data.size()) / rows;
+          const double filled = is_log_decay(changed, slot) ? -value : value;
           for (Int r = 0; r < rows; ++r) {
-            if (r % kTokens >= t) std::fill_n(slot.array->data.begin() + r * width, width, value);
+            if (r % kTokens >= t) std::fill_n(slot.array->data.begin() + r * width, width, filled);
           }
         }
         const Floats after = array_of(run(context, changed).outputs, "o");
@@ -193,17 +201,21 @@ TEST_P(Invariances, ReverseIsTheFlippedSequence) {
   Context context(options_for(GetParam()));
   for (const Sample& s : samples(150)) {
     Call reversed = s.call;
-    auto* a = std::get_if<Recurrence>(&reversed.arguments);
-    if (a == nullptr) continue;
+    if (auto* a = std::get_if<Recurrence>(&reversed.arguments)) {
+      a->reverse = true;
+    } else if (auto* b = std::get_if<ByName>(&reversed.arguments)) {
+      b->attributes["reverse"] = "true";
+    } else {
+      continue;
+    }
     SCOPED_TRACE(s.name);
-    a->reverse = true;
     for (const Slot& slot : slots(reversed)) {
-      if (slot.role == Role::kToken) *slot.array = flipped(*slot.array);
+      if (slot.role == Role::kToken) *slot.array = flipped(*slot.array, slot.rows);
     }
     Results<float> r = run(context, reversed);
     for (auto* list : {&r.outputs, &r.gradients}) {
       for (Named<float>& x : *list) {
-        if (x.role == Role::kToken) x.array = flipped(x.array);
+        if (x.role == Role::kToken) x.array = flipped(x.array, x.rows);
       }
     }
     expect_same(r, run(context, s.call));
@@ -215,19 +227,24 @@ TEST_P(Invariances, ReverseIsTheFlippedSequence) {
 Call forward_of(const Call& call) {
   Call forward = call;
   forward.upstream.clear();
-  if (std::holds_alternative<Recurrence>(call.arguments)) forward.residue = Residue();
+  if (std::holds_alternative<Recurrence>(call.arguments) ||
+      std::holds_alternative<ByName>(call.arguments)) {
+    forward.residue = Residue();
+  }
   return forward;
 }
 
 // `call` starting from the final states in `before`, which have seen `position` tokens.
 Call resumed(Call call, const Results<float>& before, Int position) {
+  if (call.residue) call.residue->position = position;
   for (const Named<double>& x : doubles(before).outputs) {
+    if (x.name == "s_residue") call.residue->s = x.array;
+    if (x.name == "z_residue") call.residue->z = x.array;
     if (auto* a = std::get_if<Recurrence>(&call.arguments)) {
       if (x.name == "final_state") a->s0 = x.array;
       if (x.name == "z") a->z0 = x.array;
-      if (x.name == "s_residue") call.residue->s = x.array;
-      if (x.name == "z_residue") call.residue->z = x.array;
-      if (call.residue) call.residue->position = position;
+    } else if (auto* b = std::get_if<ByName>(&call.arguments)) {
+      if (x.name == "final_state") b->inputs["initial_state"] = x.array;
     } else if (x.name == "final_state") {
       std::get<Conv>(call.arguments).s0 = x.array;
     }
@@ -324,8 +341,8 @@ TEST_P(Invariances, SplitGradientsAgree) {
           return Doubles();
         };
         const Doubles a = find(g1), b = find(g2);
-        Doubles both = a;  // of an initial state
-        if (x.role == Role::kToken) both = joined(a, b);
+        Doubles both = a;                                 // of an initial state
+        if (x.role == Role::kToken) both = joined(a, b);  // also where a token has several rows
         if (x.role == Role::kParameter) {
           for (std::size_t i = 0; i < both.data.size(); ++i) both.data[i] += b.data[i];
         }

@@ -1,4 +1,4 @@
-// An argument or result of an operator in float32.
+// Arguments and results of operators in float32.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ouzel/recurrence.h"
 #include "ouzel/tensor.h"
 #include "tests/calls.h"
 
@@ -53,13 +54,14 @@ class Operand {
   }
   // Entry n of the first axis.
   float* entry(std::size_t n) { return memory_.data() + static_cast<std::int64_t>(n) * stride_[0]; }
-  // Token t of [B, T, ...] as [B, 1, ...].
-  Tensor token(std::int64_t t) {
+  // Rows [begin, begin + count) of axis 1.
+  Tensor tokens(std::int64_t begin, std::int64_t count) {
     Tensor x = tensor();
-    x.data = memory_.data() + t * stride_[1];
-    x.extent[1] = 1;
+    x.data = memory_.data() + begin * stride_[1];
+    x.extent[1] = count;
     return x;
   }
+  Tensor token(std::int64_t t) { return tokens(t, 1); }
   // The elements. Throws if the gaps of a strided output were written to.
   Floats floats() {
     if (!present()) return {};
@@ -105,5 +107,36 @@ class Operand {
   bool strided_ = false;
   std::vector<float> memory_;
 };
+
+// A state of N sequences: operands for S and z, and the view of both.
+struct StateOperands {
+  Operand s, z;
+  Operand s_residue, z_residue;
+  std::int64_t position = 0;
+  std::vector<SequenceState> storage;
+
+  StateView view() {
+    if (!s.present()) return {};
+    const StateView view = state_view(s.tensor(), z.tensor(), storage);
+    for (std::size_t n = 0; n < storage.size(); ++n) {
+      storage[n].position = position;
+      if (s_residue.present()) storage[n].s_residue = s_residue.entry(n);
+      if (z_residue.present()) storage[n].z_residue = z_residue.entry(n);
+    }
+    return view;
+  }
+  void add_residue(const Residue& residue) {
+    s_residue = residue.s.present() ? Operand::input(residue.s) : Operand::zeros_like(s);
+    z_residue = residue.z.present() ? Operand::input(residue.z) : Operand::zeros_like(z);
+    position = residue.position;
+  }
+};
+
+inline StateOperands state_of(const Doubles& s, const Doubles& z) {
+  StateOperands state;
+  state.s = Operand::input(s);
+  state.z = Operand::input(z);
+  return state;
+}
 
 }  // namespace ouzel::test

@@ -7,6 +7,7 @@
 
 #include "tests/cases.h"
 #include "tests/compare.h"
+#include "tests/law_cases.h"
 
 namespace ouzel::test {
 namespace {
@@ -25,6 +26,9 @@ const Bounds& bounds_of(const LawCase& c) {
   return c.data == Data::kZeroMean ? kFloat32 : kAnyInput;
 }
 const Bounds& bounds_of(const AttentionCase& c) {
+  return c.data == Data::kZeroMean ? kFloat32 : kAnyInput;
+}
+const Bounds& bounds_of(const MatrixCase& c) {
   return c.data == Data::kZeroMean ? kFloat32 : kAnyInput;
 }
 const Bounds& bounds_of(const ConvCase&) { return kFloat32; }
@@ -50,6 +54,12 @@ void expect_reference(const std::vector<Case>& cases) {
 TEST(Operators, RecurrenceAgreesWithItsReference) {
   const auto cases = full() ? all_recurrence_cases() : recurrence_cases();
   ASSERT_GE(cases.size(), 88u);
+  expect_reference(cases);
+}
+
+TEST(Operators, LawsAgreeWithTheirReferences) {
+  const auto cases = full() ? all_matrix_cases() : matrix_cases();
+  ASSERT_GE(cases.size(), 165u);
   expect_reference(cases);
 }
 
