@@ -4,11 +4,8 @@
 #include <cstdint>
 #include <list>
 
-#include "ouzel/laws.h"
-#include "src/ops/law.h"
 #include "src/ops/registry.h"
 #include "tests/by_name.h"
-#include "tests/operand.h"
 
 namespace ouzel::test {
 namespace {
@@ -20,54 +17,31 @@ const ouzel::Law& find_law(const std::string& name) {
   return **std::ranges::find(laws, name, [](const ouzel::Law* law) { return law->name; });
 }
 
-// The arguments of a call in float32, where the members that the law's row names point to.
-struct LawInFloat {
-  LawInFloat(const Call& call, const ByName& a) : law(find_law(a.op)), call(law), arguments(a) {
-    const Attributes attributes(find_operator(a.op), a.attributes);
-    options = {.scale = attributes.number("scale"),
-               .use_qk_l2norm = attributes.flag("use_qk_l2norm"),
-               .reverse = attributes.flag("reverse"),
-               .num_householder = attributes.integer("num_householder").value_or(1),
-               .form = call.form};
-    for (const LawInput& input : law.inputs) {
-      const auto given = a.inputs.find(input.name == nullptr ? "" : input.name);
-      if (given == a.inputs.end()) continue;
-      const bool is_token = given->second.rank() >= 3;
-      memory.push_back({&input, Operand::input(given->second, call.strided && is_token)});
-      inputs.*input.tensor = memory.back().operand.tensor();
-      if (input.role == LawRole::kQuery) query = given->second.shape;
-      if (input.role == LawRole::kValue) value = given->second.shape;
-    }
-    const auto s0 = a.inputs.find("initial_state");
-    if (s0 != a.inputs.end()) initial = state_of(s0->second, {});
-    if (call.residue) initial.add_residue(*call.residue);
-    inputs.initial_state = initial.view();
-    inputs.segments = &a.segments;
-  }
-  LawInFloat(const LawInFloat&) = delete;
-
-  Operand output(bool strided) const {
-    return Operand::output({query[0], query[1], std::max(query[2], value[2]), value[3]}, strided);
-  }
-  StateOperands state(Int sequences) const {
-    return {Operand::output({sequences, value[2], query[3], value[3]}), {}, {}, {}, 0, {}};
-  }
-
-  struct Memory {
-    const LawInput* input;
-    Operand operand;
-  };
-  const ouzel::Law& law;
-  MatrixLaw call;
-  const ByName& arguments;
-  LawOptions options;
-  std::list<Memory> memory;  // what `inputs` points to
-  std::vector<Int> query, value;
-  StateOperands initial;
-  RecurrenceInputs inputs;
-};
-
 }  // namespace
+
+LawInFloat::LawInFloat(const Call& call, const ByName& a)
+    : law(find_law(a.op)), op(law), arguments(a) {
+  const Attributes attributes(find_operator(a.op), a.attributes);
+  options = {.scale = attributes.number("scale"),
+             .use_qk_l2norm = attributes.flag("use_qk_l2norm"),
+             .reverse = attributes.flag("reverse"),
+             .num_householder = attributes.integer("num_householder").value_or(1),
+             .form = call.form};
+  for (const LawInput& input : law.inputs) {
+    const auto given = a.inputs.find(input.name == nullptr ? "" : input.name);
+    if (given == a.inputs.end()) continue;
+    const bool is_token = given->second.rank() >= 3;
+    memory.push_back({&input, Operand::input(given->second, call.strided && is_token)});
+    inputs.*input.tensor = memory.back().operand.tensor();
+    if (input.role == LawRole::kQuery) query = given->second.shape;
+    if (input.role == LawRole::kValue) value = given->second.shape;
+  }
+  const auto s0 = a.inputs.find("initial_state");
+  if (s0 != a.inputs.end()) initial = state_of(s0->second, {});
+  if (call.residue) initial.add_residue(*call.residue);
+  inputs.initial_state = initial.view();
+  inputs.segments = &a.segments;
+}
 
 bool is_matrix_law(const std::string& op) {
   return std::ranges::any_of(matrix_laws(), [&](const ouzel::Law* law) { return law->name == op; });
@@ -98,10 +72,10 @@ Results<float> run_law(Context& context, const Call& call, const ByName& a) {
   }
   Buffer saved;
   if (call.saved && call.backward()) {
-    saved = Buffer(in.call.saved_bytes(in.options, in.inputs));
+    saved = Buffer(in.op.saved_bytes(in.options, in.inputs));
     outputs.saved = saved.data();
   }
-  in.call(context, in.options, in.inputs, outputs);
+  in.op(context, in.options, in.inputs, outputs);
   Results<float> results;
   results.outputs.push_back({"o", Role::kToken, o.floats()});
   if (weights.present()) results.outputs.push_back({"weights", Role::kWeights, weights.floats()});
@@ -124,8 +98,8 @@ Results<float> run_law(Context& context, const Call& call, const ByName& a) {
     grads.*input->gradient = memory.back().operand.tensor();
   }
   grads.initial_state = d_initial.view();
-  in.call.backward(context, in.options, in.inputs, outputs.saved, {d_o.tensor(), d_final.view()},
-                   grads);
+  in.op.backward(context, in.options, in.inputs, outputs.saved, {d_o.tensor(), d_final.view()},
+                 grads);
   for (auto& [input, operand] : memory) {
     const bool is_token = operand.rank() >= 3;
     const Int rows = is_token && o.extent(1) > 0 ? operand.extent(1) / o.extent(1) : 1;
@@ -152,7 +126,7 @@ Results<float> run_law_steps(Context& context, const Call& call, const ByName& a
       const Int rows = is_token ? operand.extent(1) / o.extent(1) : 1;
       inputs.*input->tensor = is_token ? operand.tokens(t * rows, rows) : operand.tensor();
     }
-    in.call.step(context, in.options, inputs, view, o.tokens(t, 1));
+    in.op.step(context, in.options, inputs, view, o.tokens(t, 1));
   }
   return {{{"o", Role::kToken, o.floats()}, {"final_state", Role::kSequence, state.s.floats()}},
           {}};
