@@ -60,13 +60,16 @@ class Comparison {
            const reference::Array<double>& truth) {
     ASSERT_EQ(got.shape, truth.shape) << name;
     std::vector<double> difference(truth.data.size());
+    int mismatches = 0;
     for (std::size_t i = 0; i < truth.data.size(); ++i) {
       const double x = static_cast<double>(got.data[i]), y = truth.data[i];
       const bool same_kind = std::isnan(y)   ? std::isnan(x)
                              : std::isinf(y) ? x == y
                                              : std::isfinite(x);
       if (!same_kind) {
-        ADD_FAILURE() << name << "[" << i << "] is " << x << ", expected " << y;
+        if (mismatches++ == 0) {
+          ADD_FAILURE() << name << "[" << i << "] is " << x << ", expected " << y;
+        }
         difference[i] = std::numeric_limits<double>::max();
       } else if (std::isfinite(y)) {
         difference[i] = x - y;

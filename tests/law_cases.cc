@@ -186,8 +186,8 @@ bool exists(const MatrixCase& c) {
   return !c.l2norm || find_operator(c.law).find_attribute("use_qk_l2norm") != nullptr;
 }
 
-// A row of one number has no direction: its norm leaves nothing but a sign.
-bool is_flat(const MatrixCase& c) { return c.l2norm && c.keys == 1; }
+// The gradient of a direction where a row has none (one number), or points the same way as all.
+bool is_flat(const MatrixCase& c) { return c.l2norm && (c.keys == 1 || c.data == Data::kConstant); }
 
 Call make_call(const MatrixCase& c, std::uint64_t seed) {
   Random random(seed);

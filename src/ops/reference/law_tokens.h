@@ -197,8 +197,10 @@ struct LawTokens {
     const Real dt = x.at("dt")[0];
     add(dx.at("C"), dy.at("q"));
     add(dx.at("B"), dy.at("k"));
-    dx.at("dt")[0] += dy.at("g")[0] * x.at("A")[0];
-    dx.at("A")[0] += dy.at("g")[0] * dt;
+    if (dy.at("g")[0] != 0) {  // of a reset; its A is -inf
+      dx.at("dt")[0] += dy.at("g")[0] * x.at("A")[0];
+      dx.at("A")[0] += dy.at("g")[0] * dt;
+    }
     for (std::size_t j = 0; j < d_o.size(); ++j) {
       dx.at("dt")[0] += dy.at("v")[j] * x.at("x")[j];
       dx.at("x")[j] += dy.at("v")[j] * dt;
