@@ -186,8 +186,18 @@ bool exists(const MatrixCase& c) {
   return !c.l2norm || find_operator(c.law).find_attribute("use_qk_l2norm") != nullptr;
 }
 
-// The gradient of a direction where a row has none (one number), or points the same way as all.
-bool is_flat(const MatrixCase& c) { return c.l2norm && (c.keys == 1 || c.data == Data::kConstant); }
+// The gradient of a rate is a sum over all tokens: a single number may be what cancels.
+bool has_gradients(const MatrixCase& c) {
+  return !(law_of(c).has(LawRole::kRate) && c.heads == Heads::kOne);
+}
+
+// The gradient of a direction where a row has none (one number), or points the same way as all;
+// that of an erase's strength where it erases just what it writes.
+bool is_flat(const MatrixCase& c) {
+  const bool constant = c.data == Data::kConstant;
+  return (c.l2norm && (c.keys == 1 || constant)) ||
+         (law_of(c).erase != EraseKind::kNone && constant);
+}
 
 Call make_call(const MatrixCase& c, std::uint64_t seed) {
   Random random(seed);

@@ -36,7 +36,7 @@ struct MatrixCase {
 
 std::string name_of(const MatrixCase& c);
 bool exists(const MatrixCase& c);
-inline bool has_gradients(const MatrixCase&) { return true; }
+bool has_gradients(const MatrixCase& c);
 bool is_flat(const MatrixCase& c);
 Call make_call(const MatrixCase& c, std::uint64_t seed);
 

@@ -1,0 +1,185 @@
+// How exact the laws of ouzel/laws.h are where it is hard: resets, strong gates beside weak ones,
+// weak decays over many tokens, sums over long sequences. operators_test covers the rest.
+#include "ouzel/laws.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/law_calls.h"
+#include "tests/law_cases.h"
+
+namespace ouzel::test {
+namespace {
+
+using Int = std::int64_t;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+std::vector<Context>& contexts() {
+  static std::vector<Context> list = [] {
+    std::vector<Context> all;
+    for (Isa isa : supported_isas()) {
+      all.push_back(Context({.threads = 2, .isa = isa, .poison_scratch = true}));
+    }
+    return all;
+  }();
+  return list;
+}
+
+ByName& by_name(Call& call) { return std::get<ByName>(call.arguments); }
+
+// A call of every law.
+std::vector<std::pair<MatrixCase, Call>> calls(Int tokens) {
+  std::vector<std::pair<MatrixCase, Call>> list;
+  std::uint64_t seed = 900;
+  for (const MatrixCase& c : matrix_samples(tokens)) list.push_back({c, make_call(c, ++seed)});
+  return list;
+}
+
+// Where the law has log decays: an input of the call.
+std::vector<Slot> log_decays(Call& call) {
+  std::vector<Slot> list = slots(call);
+  std::erase_if(list, [&](const Slot& s) { return !is_log_decay(call, s); });
+  return list;
+}
+
+// The call on every instruction set against its reference.
+void expect_reference(const Call& call, const Bounds& bounds) {
+  const Results<double> truth = run_reference(call);
+  for (Context& context : contexts()) {
+    SCOPED_TRACE(name_of(context.isa()));
+    expect_within(run(context, call), truth, bounds_on(context.isa(), bounds));
+  }
+}
+
+TEST(LawTable, EveryReferenceHasItsLawAndTheReverse) {
+  std::vector<std::string> laws, references = reference::law_names();
+  for (const ouzel::Law* law : matrix_laws()) laws.push_back(law->name);
+  std::ranges::sort(laws);
+  std::ranges::sort(references);
+  EXPECT_EQ(laws, references);
+}
+
+// A gate of -inf at token 40 forgets even NaN, forward and step, unless the erase reads the
+// undecayed state.
+TEST(LawExactness, AHardResetForgetsEvenNaN) {
+  for (auto& [c, call] : calls(70)) {
+    const LawInFloat law(call, by_name(call));
+    const bool reads_undecayed = law.law.erase != EraseKind::kNone && !law.law.erase_decayed;
+    const std::vector<Slot> gates = log_decays(call);
+    if (gates.empty() || reads_undecayed || c.law == "rwkv5") continue;
+    SCOPED_TRACE(name_of(c));
+    call.upstream.clear();
+    for (const Slot& g : gates) {
+      if (g.name == "gv") continue;
+      const std::size_t row = g.array->data.size() / static_cast<std::size_t>(2 * 70);
+      for (std::size_t b = 0; b < 2; ++b) {
+        std::fill_n(g.array->data.begin() + static_cast<std::ptrdiff_t>((b * 70 + 40) * row), row,
+                    -kInfinity);
+      }
+    }
+    const Results<double> truth = run_reference(call);
+    for (double& s : by_name(call).inputs.at("initial_state").data) s = kNan;
+    for (Context& context : contexts()) {
+      for (const Results<float>& r : {run(context, call), run_steps(context, call)}) {
+        const Floats& o = array_of(r.outputs, "o");
+        const Int first = law.law.read == ReadKind::kBeforeWrite ? 41 : 40;
+        const Int heads = o.extent(2);
+        for (Int b = 0; b < 2; ++b) {
+          for (Int t = first; t < 70; ++t) {
+            for (Int h = 0; h < heads; ++h) ASSERT_TRUE(std::isfinite(o(b, t, h, 0))) << t;
+          }
+        }
+        Comparison comparison;
+        comparison.output("final_state", array_of(r.outputs, "final_state"),
+                          array_of(truth.outputs, "final_state"));
+        comparison.expect_within(bounds_on(context.isa(), kFloat32));
+      }
+    }
+  }
+}
+
+// At gates of -20 the gradient of a gate is 2e-9 of its neighbours' where the state is as large as
+// they are. Here the state is e^20 times larger, so that the gradients of all gates count.
+TEST(LawExactness, GradientsOfStrongGatesKeepTheirDigits) {
+  for (const ouzel::Law* law : matrix_laws()) {
+    MatrixCase c{law->name, 33, 128, 64};
+    c.heads = Heads::kOne;
+    c.gates = Gates::kStrong;
+    c.states = true;
+    c.optional = law->many_rows();  // whose gate is optional
+    if (!exists(c) || !law->has(LawRole::kDecay)) continue;
+    // An erase of the undecayed state would carry e^20 on.
+    if (law->erase != EraseKind::kNone && !law->erase_decayed) continue;
+    SCOPED_TRACE(name_of(c));
+    Call call = make_call(c, 77);
+    for (double& s : by_name(call).inputs.at("initial_state").data) {
+      s = static_cast<double>(static_cast<float>(s * std::exp(20)));
+    }
+    const char* gate = law->find(LawRole::kDecay)->name;
+    const std::string name = std::string("d") + gate;
+    const Results<double> truth = run_reference(call);
+    for (Context& context : contexts()) {
+      const Results<float> got = run(context, call);
+      Comparison comparison;
+      comparison.gradient(name, array_of(got.gradients, name), array_of(truth.gradients, name));
+      comparison.expect_within(bounds_on(context.isa(), kFloat32));
+    }
+  }
+}
+
+// Gates of every strength side by side, in one block of 64 tokens, with many keys.
+TEST(LawExactness, MixedGatesInOneBlock) {
+  for (const ouzel::Law* law : matrix_laws()) {
+    MatrixCase c{law->name, 130, 128, 32};
+    c.gates = Gates::kMixed;
+    c.states = c.optional = true;
+    if (!exists(c)) continue;
+    SCOPED_TRACE(name_of(c));
+    const Call call = make_call(c, 78);
+    expect_reference(call, kFloat32);
+  }
+}
+
+// Nearly equal positive keys and values, 20,000 of them, with a decay that hardly is one: a plain
+// float32 sum would be off by 1e-4 and more.
+TEST(LawExactness, LongSumsStayExact) {
+  for (const ouzel::Law* law : matrix_laws()) {
+    if (law->erase != EraseKind::kNone || law->name == std::string("hgrn2")) continue;
+    MatrixCase c{law->name, 20'000, 6, 5};
+    c.heads = Heads::kOne;
+    c.data = Data::kNarrowPositive;
+    c.states = true;
+    SCOPED_TRACE(name_of(c));
+    Call call = make_call(c, 79);
+    for (auto& [name, x] : by_name(call).inputs) {
+      if (name == "g" || name == "w" || name == "A") {
+        std::fill(x.data.begin(), x.data.end(), static_cast<double>(-1e-6f));
+      }
+    }
+    expect_reference(call, kAnyInput);
+  }
+}
+
+// The same with erases: what nearly equal keys leave of a state is little, so nothing adds up.
+TEST(LawExactness, LongErasesStayExact) {
+  for (const ouzel::Law* law : matrix_laws()) {
+    if (law->erase == EraseKind::kNone) continue;
+    MatrixCase c{law->name, 4096, 6, 5};
+    c.heads = Heads::kOne;
+    c.data = Data::kNarrowPositive;
+    c.gates = Gates::kNone;
+    c.states = true;
+    SCOPED_TRACE(name_of(c));
+    const Call call = make_call(c, 80);
+    expect_reference(call, kAnyInput);
+  }
+}
+
+}  // namespace
+}  // namespace ouzel::test
