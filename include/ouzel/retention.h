@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "ouzel/recurrence.h"
 
@@ -17,6 +19,17 @@ struct RetentionOptions {
   bool reverse = false;
   Form form = Form::kAuto;
 };
+
+// Lightning Attention (arXiv:2401.04658, arXiv:2501.08313) is retention with decays that follow
+// from the number of heads and the layer's place among the layers.
+enum class LightningSlopes {
+  kLinear,     // -(8/H) (1 - l/L) h: flash-linear-attention's; head 0 does not decay
+  kGeometric,  // -2^(-8(h+1)/H) (1 - l/(L-1) + 1e-5): of the MiniMax models
+};
+// For RetentionOptions::log_decay. Throws Error(kInvalidArgument) unless heads is at least 1 and
+// layer is in [0, layers).
+OUZEL_EXPORT std::vector<double> lightning_log_decays(std::int64_t heads, std::int64_t layer,
+                                                      std::int64_t layers, LightningSlopes slopes);
 
 OUZEL_EXPORT void retention(Context& context, const RetentionOptions& options,
                             const RecurrenceInputs& inputs, const RecurrenceOutputs& outputs);

@@ -24,6 +24,26 @@ void LawAdjoint::store(LawRole role, const Chunk& c, std::int64_t size, const fl
       .store(c.first, c.tokens, 0, size, 1, state_ % states != 0, from, pitch);
 }
 
+std::int64_t LawAdjoint::lines(std::int64_t first, PrefetchColumn* columns,
+                               std::int64_t room) const {
+  const RowsKind& kind = call_.kind();
+  std::int64_t count = 0;
+  for (std::int64_t r = 0; r < kind.queries; ++r) {
+    const std::int64_t output = state_ * kind.queries + r;
+    LawTensorRows{isa_, output_grad_, segment_, output, call_.reverse(), 1}.prefetch(
+        first, 0, kind.values, columns, count, room);
+    LawTensorRows{isa_, grad(kQuery), segment_, call_.shape().query_of(output), call_.reverse(), 1}
+        .prefetch(first, 0, kind.keys, columns, count, room);
+  }
+  for (const LawInput& input : call_.law().inputs) {
+    if (input.name == nullptr) break;
+    const LawTensor& x = grad(input.role);
+    if (!x.present() || x.is_parameter || input.role == kQuery) continue;
+    tensor_rows(x, kind.rows_per_token).prefetch(first, 0, x.size, columns, count, room);
+  }
+  return count;
+}
+
 void LawAdjoint::pack_output_grads(std::int64_t first, std::int64_t tokens,
                                    std::int64_t value_pitch, float* d_o) {
   const std::int64_t queries = call_.kind().queries;

@@ -49,6 +49,7 @@ class LawAdjoint : public RowAdjoint {
     sums_ = sums;
   }
 
+  std::int64_t lines(std::int64_t first, PrefetchColumn* columns, std::int64_t room) const override;
   void pack_output_grads(std::int64_t first, std::int64_t tokens, std::int64_t value_pitch,
                          float* d_o) override;
   void unpack(std::int64_t first, const LawRows& rows, const LawRows& grads) override;

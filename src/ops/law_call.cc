@@ -46,8 +46,8 @@ LawCall::LawCall(const Law& law, const LawOptions& options, const RecurrenceInpu
 void LawCall::check_options(const LawOptions& options, const RecurrenceInputs& inputs) {
   const double keys = static_cast<double>(key_size(inputs.q));
   const double scale = options.scale.value_or(law_.unit_scale ? 1 : 1 / std::sqrt(keys));
-  if (!std::isfinite(scale)) refuse("the scale must be a finite number");
   scale_ = static_cast<float>(scale);
+  if (!std::isfinite(scale_)) refuse("the scale must be a finite number");
   if (l2norm_ && law_.erase != EraseKind::kCollinear) {
     refuse("use_qk_l2norm is for laws that erase along the key; normalise q and k before the call");
   }

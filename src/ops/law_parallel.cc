@@ -49,6 +49,10 @@ class WeightSource final : public LawSource {
   void pack(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows) override {
     LawSource::pack(begin_ + first, column, columns, rows);
   }
+  std::int64_t prefetch(std::int64_t, std::int64_t, std::int64_t, PrefetchColumn*,
+                        std::int64_t) const override {
+    return 0;  // these columns are none of the values'
+  }
   float* output(std::int64_t r, std::int64_t first, std::int64_t column,
                 std::int64_t& stride) override {
     stride = pitch_;
@@ -57,7 +61,7 @@ class WeightSource final : public LawSource {
   void finish(std::int64_t first, std::int64_t tokens, std::int64_t,
               std::int64_t columns) override {
     for (std::int64_t r = 0; r < call_.kind().queries; ++r) {
-      float* w = stage_ + r * kChunk * pitch_;
+      float* w = stage_ + (r * kChunk + first % kChunk) * pitch_;
       const std::int64_t output = state_ * call_.kind().queries + r;
       for (std::int64_t i = 0; i < tokens; ++i) {
         const std::int64_t known = known_columns(first + i, columns);

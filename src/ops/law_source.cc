@@ -73,6 +73,58 @@ void LawTensorRows::store(std::int64_t first, std::int64_t tokens, std::int64_t 
   }
 }
 
+void LawTensorRows::prefetch(std::int64_t first, std::int64_t column, std::int64_t size,
+                             PrefetchColumn* lines, std::int64_t& count, std::int64_t most) const {
+  constexpr std::int64_t kLine = 64;
+  const std::int64_t element = size_of(x.dtype), stride = x.token_stride(reverse) * element;
+  // Strides of columns count floats.
+  constexpr std::int64_t kFloat = sizeof(float);
+  if (!x.present() || stride % kFloat != 0) return;
+  for (std::int64_t row = 0; row < x.rows_per_token; ++row) {
+    const char* begin = static_cast<const char*>(x.at(segment, first, head, reverse, row, column));
+    for (std::int64_t at = 0; at < size * element && count < most; at += kLine) {
+      lines[count++] = {reinterpret_cast<const float*>(begin + at), stride / kFloat};
+    }
+  }
+}
+
+void LawSource::bind(Isa isa, std::int64_t sequence, std::int64_t state) {
+  isa_ = isa;
+  segment_ = call_.segment(sequence);
+  state_ = state;
+  // Outputs of 8 MiB and more have left the second-level cache before anyone reads them.
+  constexpr std::int64_t kStreamedOutput = std::int64_t{8} << 20, kLine = 16;
+  const RecurrenceShape& s = call_.shape();
+  const std::int64_t floats = s.batch * s.tokens * s.output_heads * s.values;
+  streams_ = o_.present() && stage_ == nullptr && segment_.length > 0 &&
+             floats * static_cast<std::int64_t>(sizeof(float)) >= kStreamedOutput &&
+             o_.size % kLine == 0 && o_.row_stride % kLine == 0 && o_.head_stride % kLine == 0 &&
+             reinterpret_cast<std::uintptr_t>(o_.at(segment_, 0, 0, false)) % 64 == 0;
+}
+
+std::int64_t LawSource::prefetch(std::int64_t first, std::int64_t column, std::int64_t columns,
+                                 PrefetchColumn* lines, std::int64_t most) const {
+  using enum LawRole;
+  const RowsKind& kind = call_.kind();
+  std::int64_t count = 0;
+  const auto add = [&](LawRole role, std::int64_t head, std::int64_t from, std::int64_t size) {
+    LawTensorRows{isa_, call_.in(role), segment_, head, call_.reverse(), kind.rows_per_token}
+        .prefetch(first, from, size, lines, count, most);
+  };
+  const auto add_own = [&](LawRole role, std::int64_t from, std::int64_t size) {
+    if (call_.in(role).present()) add(role, call_.head(call_.in(role), state_), from, size);
+  };
+  for (std::int64_t r = 0; r < kind.queries; ++r) {
+    add(kQuery, call_.shape().query_of(state_ * kind.queries + r), 0, kind.keys);
+  }
+  for (LawRole role : {kKey, kEraseKey, kEraseWrite, kEraseGate}) add_own(role, 0, kind.keys);
+  for (LawRole role : {kValue, kValueDecay, kWriteGate}) add_own(role, column, columns);
+  add_own(kStep, 0, 1);
+  add_own(kStrength, kind.strength_per_value ? column : 0, kind.strength_per_value ? columns : 1);
+  if (!call_.in(kDecay).is_parameter) add_own(kDecay, 0, kind.decay_per_key ? kind.keys : 1);
+  return count;
+}
+
 void LawSource::load(LawRole role, std::int64_t head, std::int64_t first, std::int64_t tokens,
                      std::int64_t column, std::int64_t size, float factor, float* to,
                      std::int64_t pitch) {
@@ -156,7 +208,7 @@ void LawSource::pack_keys(std::int64_t first, LawRows& rows) {
       keys(LawRole::kEraseGate, rows.e);
       multiply_rows(isa_, count, pitch, rows.e, rows.k, false, rows.e);
     } else {
-      std::copy_n(rows.k, count * pitch, rows.e);
+      rows.e = rows.k;
     }
   }
   if (kind.erase == EraseKind::kGeneral) keys(LawRole::kEraseWrite, rows.b);
@@ -217,7 +269,7 @@ void LawSource::finish(std::int64_t first, std::int64_t tokens, std::int64_t col
   if (stage_ == nullptr) return;
   const std::int64_t queries = call_.kind().queries;
   for (std::int64_t r = 0; r < queries; ++r) {
-    float* stage = stage_ + r * kChunk * pitch_;
+    float* stage = stage_ + (r * kChunk + first % kChunk) * pitch_;
     if (const LawTensor& skip = call_.in(LawRole::kSkip); skip.present()) {
       float factor = 0;
       load(LawRole::kSkip, 0, 1, 0, 1, &factor, 1);

@@ -45,6 +45,9 @@ struct LawTensorRows {
   // `to` := factor x; rows that x has none for (a decay of every token but several rows) are zeros.
   void load(std::int64_t first, std::int64_t tokens, std::int64_t column, std::int64_t size,
             float factor, float* to, std::int64_t pitch) const;
+  // Adds the lines of a row of each token from `first` on to `lines`, of which `count` are taken.
+  void prefetch(std::int64_t first, std::int64_t column, std::int64_t size, PrefetchColumn* lines,
+                std::int64_t& count, std::int64_t most) const;
   // x := (+=) factor `from`.
   void store(std::int64_t first, std::int64_t tokens, std::int64_t column, std::int64_t size,
              float factor, bool add, const float* from, std::int64_t pitch) const;
@@ -73,16 +76,19 @@ class LawSource : public RowSource {
     }
   }
 
-  void bind(Isa isa, std::int64_t sequence, std::int64_t state) {
-    isa_ = isa;
-    segment_ = call_.segment(sequence);
-    state_ = state;
-  }
+  void bind(Isa isa, std::int64_t sequence, std::int64_t state);
 
   std::int64_t tokens() const override { return segment_.length; }
   void pack(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows) override;
   float* output(std::int64_t r, std::int64_t first, std::int64_t column,
                 std::int64_t& stride) override;
+  bool streams() const override { return streams_; }
+  std::int64_t prefetch(std::int64_t first, std::int64_t column, std::int64_t columns,
+                        PrefetchColumn* lines, std::int64_t most) const override;
+  std::int64_t lines(std::int64_t first, PrefetchColumn* columns,
+                     std::int64_t room) const override {
+    return prefetch(first, 0, call_.kind().values, columns, room);
+  }
   void finish(std::int64_t first, std::int64_t tokens, std::int64_t column,
               std::int64_t columns) override;
 
@@ -112,6 +118,7 @@ class LawSource : public RowSource {
 
   const LawTensor& o_;
   std::int64_t pitch_;
+  bool streams_ = false;
   float* stage_ = nullptr;   // [queries][64][pitch]
   float* other_ = nullptr;   // a factor of the values
   std::int64_t column_ = 0;  // of the chunk that was packed last

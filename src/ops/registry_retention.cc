@@ -1,5 +1,4 @@
 // The rows of laws with one constant decay a head: retention, lightning attention.
-#include <cmath>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -19,23 +18,6 @@ using enum AttributeKind;
 
 const AttributeInfo kHeadsAttribute = {"H", kInteger, "Number of value heads, checked if given"};
 const TensorInfo kLogDecayTensor = {"g_gamma", "HV", "", true, "", DType::kF64};
-
-// Log decays of lightning attention's heads (formulas in the table).
-std::vector<double> lightning_log_decays(std::int64_t heads, std::int64_t layer,
-                                         std::int64_t layers, bool geometric) {
-  std::vector<double> decays;
-  const auto n = static_cast<double>(heads);
-  const auto of = static_cast<double>(layers);
-  const auto at = static_cast<double>(layer);
-  for (std::int64_t i = 0; i < heads; ++i) {
-    const auto h = static_cast<double>(i);
-    // The geometric rule divides by layers - 1: a model of one layer is taken as its first.
-    decays.push_back(geometric ? -std::exp2(-8 * (h + 1) / n) *
-                                     (1 - (layers > 1 ? at / (of - 1) : 0) + 1e-5)
-                               : -(8 / n) * (1 - at / of) * h);
-  }
-  return decays;
-}
 
 // Retention with the decays that the call gives as `g_gamma`, else with those of the rule.
 void run_with_decays(OperatorCall& call, std::vector<double> rule) {
@@ -69,13 +51,15 @@ void run_lightning_attention(OperatorCall& call) {
   std::vector<double> decays;
   if (!call.in("g_gamma").present()) {
     const auto layer = attributes.integer("layer_idx"), layers = attributes.integer("num_layers");
-    if (!layer || !layers || *layer < 0 || *layer >= *layers) {
+    if (!layer || !layers) {
       throw Error(ErrorKind::kInvalidArgument,
                   "lightning_attention: the decay comes from layer_idx in [0, num_layers) and "
                   "num_layers, or from the tensor g_gamma [HV]; give either");
     }
-    decays = lightning_log_decays(call.extent("HV"), *layer, *layers,
-                                  attributes.text("slopes") == "geometric");
+    decays =
+        lightning_log_decays(call.extent("HV"), *layer, *layers,
+                             attributes.text("slopes") == "geometric" ? LightningSlopes::kGeometric
+                                                                      : LightningSlopes::kLinear);
   }
   run_with_decays(call, std::move(decays));
 }

@@ -2,6 +2,9 @@
 
 #include <cmath>
 
+#include <fmt/format.h>
+
+#include "ouzel/error.h"
 #include "src/ops/recurrence.h"
 
 namespace ouzel {
@@ -32,6 +35,30 @@ RecurrenceSpec spec_of(const RetentionOptions& options, const ConstTensor& q) {
 }
 
 }  // namespace
+
+std::vector<double> lightning_log_decays(std::int64_t heads, std::int64_t layer,
+                                         std::int64_t layers, LightningSlopes slopes) {
+  if (heads < 1 || layer < 0 || layer >= layers) {
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("lightning_attention: {} heads, layer {} of {}; there must be a head, "
+                            "and layers count from 0",
+                            heads, layer, layers));
+  }
+  const double n = static_cast<double>(heads), l = static_cast<double>(layer),
+               of = static_cast<double>(layers);
+  std::vector<double> decays;
+  for (std::int64_t i = 0; i < heads; ++i) {
+    const double h = static_cast<double>(i);
+    if (slopes == LightningSlopes::kLinear) {
+      decays.push_back(-(8 / n) * (1 - l / of) * h);
+    } else {
+      // The rule divides by layers - 1: a model of one layer is taken as its first.
+      const double depth = layers > 1 ? l / (of - 1) : 0;
+      decays.push_back(-std::exp2(-8 * (h + 1) / n) * (1 - depth + 1e-5));
+    }
+  }
+  return decays;
+}
 
 void retention(Context& context, const RetentionOptions& options, const RecurrenceInputs& inputs,
                const RecurrenceOutputs& outputs) {
