@@ -114,9 +114,12 @@ HWY_INLINE void update(const RowArgs& a, std::int64_t column, std::int64_t width
     }
   }
   const float* q = a.queries > 0 ? a.q : a.k;  // a row that is not read: whatever
-  float* s_row = a.s + column;
-  float* low_row = kResidue ? a.residue + column : nullptr;
-  for (std::int64_t i = 0; i < a.keys; ++i, s_row += a.key_stride) {
+  for (std::int64_t step = 0; step < a.keys; ++step) {
+    // After the sweep of the erase, the last keys are the ones that are still in the cache: rows of
+    // a power of two leave room for three quarters of 128.
+    const std::int64_t i = kErase == Erase::kNone ? step : a.keys - 1 - step;
+    float* s_row = a.s + i * a.key_stride + column;
+    float* low_row = kResidue ? a.residue + i * a.key_stride + column : nullptr;
     const V k = hn::Set(d, a.k[i]), q_i = hn::Set(d, q[i]);
     const V factor = hn::Set(d, a.decay[i * a.decay_stride]);
     OUZEL_UNROLL
@@ -143,7 +146,6 @@ HWY_INLINE void update(const RowArgs& a, std::int64_t column, std::int64_t width
       store<kFull>(s, s_row + j * kLanes, left);
       if constexpr (!kReadBefore) o[j] = hn::MulAdd(q_i, s, o[j]);
     }
-    if constexpr (kResidue) low_row += a.key_stride;
   }
 }
 
