@@ -131,30 +131,25 @@ struct WriteArgs {
   std::int64_t keys, pitch;
   const float *q, *k, *b;
   const float *leave, *leave_minus_1;  // of keys, or null
-  const float* column_minus_1;         // of the strip's columns, in two parts
+  // The columns' factor, and in two parts its difference to 1.
+  const float *column_leave, *column_minus_1;
 };
 
 // S = S * leave + sum_i k_i w_i^T + b_i r_i^T, and the reads of the state before for the first
 // query
 template <Erase kErase, bool kTwoParts, bool kLeaveKeys, bool kLeaveColumns>
-HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, Prefetch& lines) {
+HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, const V (&w)[kBlock][kVectors],
+                             const V (&r)[kBlock][kVectors], Prefetch& lines) {
   const D d;
   Prefetch prefetch = lines;  // in registers, as are the addresses
   const float *state_in = strip.state_in, *low_in = strip.low_in;
   float *state = strip.state, *low_out = strip.low;
-  V w[kBlock][kVectors], r[kBlock][kVectors], sum[kBlock][kVectors];
-  V fold[kVectors], column_minus_1[kVectors];
+  V sum[kBlock][kVectors], fold[kVectors], column_minus_1[kVectors];
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
     OUZEL_UNROLL
-    for (int i = 0; i < kBlock; ++i) {
-      w[i][j] = hn::Load(d, strip.w + i * kStrip + j * kLanes);
-      if constexpr (kErase == Erase::kGeneral) {
-        r[i][j] = hn::Load(d, strip.r + i * kStrip + j * kLanes);
-      }
-      sum[i][j] = hn::Zero(d);
-    }
-    if constexpr (kLeaveColumns) fold[j] = hn::Load(d, strip.fold + j * kLanes);
+    for (int i = 0; i < kBlock; ++i) sum[i][j] = hn::Zero(d);
+    if constexpr (kLeaveColumns) fold[j] = hn::Load(d, a.column_leave + j * kLanes);
     if constexpr (kLeaveColumns && kTwoParts) {
       column_minus_1[j] = hn::Load(d, a.column_minus_1 + j * kLanes);
     }
@@ -243,6 +238,13 @@ HWY_INLINE V add_recent(V x, const float* pairs, std::int64_t pitch, int i, bool
 template <Erase kErase, ColumnDecay kDecay, bool kTwoParts>
 struct Block {
   static constexpr bool kErases = kErase != Erase::kNone;
+  static constexpr bool kPerValue = kDecay == ColumnDecay::kPerValue;
+  // Without either, what is written is the values.
+  static constexpr bool kSubstitutes = kErases || kPerValue;
+
+  static HWY_INLINE const float* pairs(const BlockArgs& a, std::int64_t block) {
+    return a.pairs + block * (kErase == Erase::kGeneral ? 2 : 1) * pairs_pitch(kErases, a.queries);
+  }
 
   // What the block's own rows add to the reads of row i, and the decay of the state up to there.
   static HWY_INLINE void recall(const BlockArgs& a, const float* pairs, int i, const Strip& strip,
@@ -252,7 +254,7 @@ struct Block {
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
       const std::int64_t at = i * kStrip + j * kLanes;
-      if constexpr (kDecay != ColumnDecay::kNone) hn::Store(fold[j], d, strip.factor + at);
+      hn::Store(fold[j], d, strip.factor + at);
       for (std::int64_t query = 0; query < a.queries; ++query) {
         const V x = add_recent<kErase>(hn::Zero(d), pairs + query_pairs(kErases, query),
                                        pairs_pitch(kErases, a.queries), i, true, j, w, r);
@@ -261,22 +263,26 @@ struct Block {
     }
   }
 
-  static HWY_INLINE V erased(const float* pairs, std::int64_t pitch, int i, int j,
-                             const Strip& strip, V fold, const V (&w)[kBlock][kVectors],
-                             const V (&r)[kBlock][kVectors]) {
-    V x = hn::Load(D(), strip.erased + i * kStrip + j * kLanes);
-    if constexpr (kDecay != ColumnDecay::kNone) x = hn::Mul(x, fold);
-    return add_recent<kErase>(x, pairs, pitch, i, false, j, w, r);
+  static HWY_INLINE void erase(const BlockArgs& a, const float* pairs, std::int64_t row, int i,
+                               const Strip& strip, const V (&fold)[kVectors],
+                               const V (&w)[kBlock][kVectors], V (&r)[kBlock][kVectors]) {
+    const D d;
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      V x = hn::Load(d, strip.erased + i * kStrip + j * kLanes);
+      if constexpr (kPerValue) x = hn::Mul(x, fold[j]);
+      if constexpr (kDecay == ColumnDecay::kSame) x = hn::Mul(x, hn::Set(d, a.erase_factor[row]));
+      r[i][j] = add_recent<kErase>(x, pairs, pairs_pitch(kErases, a.queries), i, false, j, w, r);
+    }
   }
 
-  // Reads what is erased, then finds row by row what is written: w and r, which follow the columns'
-  // decays from row to row, as does what the columns of the state lack.
+  // Reads what is erased, then finds row by row what is written: w and r. Decays per value are
+  // followed from row to row by them and by what the columns of the state lack.
   static void substitute(const BlockArgs& a, std::int64_t block, const Strip& strip,
                          Prefetch& prefetch) {
     const D d;
-    const std::int64_t pitch = pairs_pitch(kErases, a.queries);
-    const float* pairs = a.pairs + block * (kErase == Erase::kGeneral ? 2 : 1) * pitch;
-    if constexpr (kErase != Erase::kNone) {
+    const float* pairs = Block::pairs(a, block);
+    if constexpr (kErases) {
       sweep_reads(a.e + block * kBlock * a.key_pitch, a.key_pitch, a.keys, strip.state_in,
                   strip.erased, prefetch);
     }
@@ -293,20 +299,12 @@ struct Block {
         w[i][j] = hn::Load(d, slab.v + at + j * kLanes);
         r[i][j] = hn::Zero(d);
       }
-      if constexpr (kErase != Erase::kNone) {
-        if (!a.erase_decayed) {
-          OUZEL_UNROLL
-          for (int j = 0; j < kVectors; ++j)
-            r[i][j] = erased(pairs, pitch, i, j, strip, fold[j], w, r);
-        }
-      }
-      if (!a.read_decayed) recall(a, pairs, i, strip, fold, w, r);
-      if constexpr (kDecay != ColumnDecay::kNone) {
+      if constexpr (kPerValue) {
+        if (kErases && !a.erase_decayed) erase(a, pairs, row, i, strip, fold, w, r);
+        if (!a.read_decayed) recall(a, pairs, i, strip, fold, w, r);
         OUZEL_UNROLL
         for (int j = 0; j < kVectors; ++j) {
-          const V factor = kDecay == ColumnDecay::kSame
-                               ? hn::Set(d, slab.column_decay[row])
-                               : hn::Load(d, slab.column_decay + at + j * kLanes);
+          const V factor = hn::Load(d, slab.value_decay + at + j * kLanes);
           fold[j] = hn::Mul(fold[j], factor);
           OUZEL_UNROLL
           for (int m = 0; m < kBlock; ++m) {
@@ -316,22 +314,24 @@ struct Block {
           }
         }
       }
-      if constexpr (kErase != Erase::kNone) {
+      if (kErases && (!kPerValue || a.erase_decayed)) {
+        erase(a, pairs, row, i, strip, fold, w, r);
+      }
+      if constexpr (kErase == Erase::kCollinear) {
         OUZEL_UNROLL
         for (int j = 0; j < kVectors; ++j) {
-          if (a.erase_decayed) r[i][j] = erased(pairs, pitch, i, j, strip, fold[j], w, r);
-          if constexpr (kErase == Erase::kCollinear) {
-            const V c = a.strength_per_value ? hn::Load(d, slab.c + at + j * kLanes)
-                                             : hn::Set(d, slab.c[row]);
-            w[i][j] = hn::NegMulAdd(c, r[i][j], w[i][j]);
-          }
+          const V c = a.strength_per_value ? hn::Load(d, slab.c + at + j * kLanes)
+                                           : hn::Set(d, slab.c[row]);
+          w[i][j] = hn::NegMulAdd(c, r[i][j], w[i][j]);
         }
       }
-      if (a.read_decayed) recall(a, pairs, i, strip, fold, w, r);
+      if constexpr (kPerValue) {
+        if (a.read_decayed) recall(a, pairs, i, strip, fold, w, r);
+      }
     }
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      if constexpr (kDecay != ColumnDecay::kNone) hn::Store(fold[j], d, strip.fold + j * kLanes);
+      if constexpr (kPerValue) hn::Store(fold[j], d, strip.fold + j * kLanes);
       OUZEL_UNROLL
       for (int i = 0; i < kBlock; ++i) {
         hn::Store(w[i][j], d, strip.w + i * kStrip + j * kLanes);
@@ -342,30 +342,53 @@ struct Block {
     }
   }
 
-  // Whether the state must take the columns' factor now; else what is written is divided by it.
-  static HWY_INLINE bool columns_leave(const Strip& strip, bool last) {
+  static HWY_INLINE void load_written(const BlockArgs& a, std::int64_t block, const Strip& strip,
+                                      V (&w)[kBlock][kVectors], V (&r)[kBlock][kVectors]) {
     const D d;
-    bool leave = last || kTwoParts;
-    V fold[kVectors];
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      fold[j] = hn::Load(d, strip.fold + j * kLanes);
-      leave = leave || !hn::AllFalse(d, hn::Lt(fold[j], hn::Set(d, kLeast)));
+    const float* from = strip.w;
+    std::int64_t pitch = kStrip;
+    if constexpr (!kSubstitutes) {
+      pitch = a.value_pitch;
+      from = strip.slab->v + block * kBlock * pitch + strip.column;
     }
-    if (leave) return true;
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      const V inverse = hn::Div(hn::Set(d, 1.0f), fold[j]);
+    for (int i = 0; i < kBlock; ++i) {
       OUZEL_UNROLL
-      for (int i = 0; i < kBlock; ++i) {
-        float* w = strip.w + i * kStrip + j * kLanes;
-        hn::Store(hn::Mul(hn::Load(d, w), inverse), d, w);
-        if constexpr (kErase != Erase::kGeneral) continue;
-        float* r = strip.r + i * kStrip + j * kLanes;
-        hn::Store(hn::Mul(hn::Load(d, r), inverse), d, r);
+      for (int j = 0; j < kVectors; ++j) {
+        w[i][j] = hn::Load(d, from + i * pitch + j * kLanes);
+        r[i][j] = kErase == Erase::kGeneral ? hn::Load(d, strip.r + i * kStrip + j * kLanes)
+                                            : hn::Zero(d);
       }
     }
-    return false;
+  }
+
+  // Multiplies what row i writes by factor_i.
+  template <class Factor>
+  static HWY_INLINE void scale_written(Factor factor, V (&w)[kBlock][kVectors],
+                                       V (&r)[kBlock][kVectors]) {
+    OUZEL_UNROLL
+    for (int i = 0; i < kBlock; ++i) {
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        const V x = factor(i, j);
+        w[i][j] = hn::Mul(w[i][j], x);
+        if constexpr (kErase == Erase::kGeneral) r[i][j] = hn::Mul(r[i][j], x);
+      }
+    }
+  }
+
+  // Whether the state must take the columns' factor now.
+  static HWY_INLINE bool columns_leave(const BlockArgs& a, std::int64_t block, const Strip& strip) {
+    if constexpr (kDecay == ColumnDecay::kSame) return a.leaves[block];
+    if constexpr (!kPerValue) return false;
+    const D d;
+    bool leave = kTwoParts || block + 1 == a.blocks;
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const V fold = hn::Load(d, strip.fold + j * kLanes);
+      leave = leave || !hn::AllFalse(d, hn::Lt(fold, hn::Set(d, kLeast)));
+    }
+    return leave;
   }
 
   static void write(const BlockArgs& a, std::int64_t block, const Strip& strip,
@@ -382,41 +405,60 @@ struct Block {
     args.q = a.q + offset;
     args.k = a.k + offset;
     if constexpr (kErase == Erase::kGeneral) args.b = a.b + offset;
-    const bool leave_keys = a.leaves != nullptr && a.leaves[block];
+    const bool leave_keys = a.decay_per_key && a.leaves[block];
     if (leave_keys) {
       args.leave = a.leave + block * a.key_pitch;
       if constexpr (kTwoParts) args.leave_minus_1 = a.leave_minus_1 + block * a.key_pitch;
     }
-    bool leave_columns = false;
-    HWY_ALIGN float column_minus_1[kStrip];
-    if constexpr (kDecay != ColumnDecay::kNone) {
-      leave_columns = columns_leave(strip, block + 1 == a.blocks);
+    V w[kBlock][kVectors], r[kBlock][kVectors];
+    load_written(a, block, strip, w, r);
+    const bool leave_columns = columns_leave(a, block, strip);
+    HWY_ALIGN float column_leave[kStrip];
+    args.column_leave = strip.fold;
+    if constexpr (kDecay == ColumnDecay::kSame) {
+      const float* factor = a.write_factor + block * kBlock;
+      scale_written([&](int i, int) HWY_ATTR { return hn::Set(D(), factor[i]); }, w, r);
+      for (float& x : column_leave) x = a.leave[block];
+      args.column_leave = column_leave;
       if constexpr (kTwoParts) {
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          const float* from = strip.slab->column_leave_minus_1;
-          const V x = kDecay == ColumnDecay::kSame
-                          ? hn::Set(d, from[block])
-                          : hn::Load(d, from + block * a.value_pitch + strip.column + j * kLanes);
-          hn::Store(x, d, column_minus_1 + j * kLanes);
-        }
-        args.column_minus_1 = column_minus_1;
+        for (std::int64_t i = 0; i < kStrip; ++i) strip.fold[i] = a.leave_minus_1[block];
+        args.column_minus_1 = strip.fold;
+      }
+    } else if constexpr (kPerValue) {
+      if (!leave_columns) {
+        scale_written(
+            [&](int, int j) HWY_ATTR {
+              return hn::Div(hn::Set(D(), 1.0f), hn::Load(D(), strip.fold + j * kLanes));
+            },
+            w, r);
+      }
+      if constexpr (kTwoParts) {
+        args.column_minus_1 =
+            strip.slab->value_leave_minus_1 + block * a.value_pitch + strip.column;
       }
     }
     if (leave_columns) {
-      leave_keys ? sweep_writes<kErase, kTwoParts, true, true>(args, strip, prefetch)
-                 : sweep_writes<kErase, kTwoParts, false, true>(args, strip, prefetch);
-      for (std::int64_t i = 0; i < kStrip; ++i) strip.fold[i] = 1;
+      leave_keys ? sweep_writes<kErase, kTwoParts, true, true>(args, strip, w, r, prefetch)
+                 : sweep_writes<kErase, kTwoParts, false, true>(args, strip, w, r, prefetch);
     } else {
-      leave_keys ? sweep_writes<kErase, kTwoParts, true, false>(args, strip, prefetch)
-                 : sweep_writes<kErase, kTwoParts, false, false>(args, strip, prefetch);
+      leave_keys ? sweep_writes<kErase, kTwoParts, true, false>(args, strip, w, r, prefetch)
+                 : sweep_writes<kErase, kTwoParts, false, false>(args, strip, w, r, prefetch);
+    }
+    if constexpr (kPerValue) {
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors && leave_columns; ++j) {
+        hn::Store(hn::Set(d, 1.0f), d, strip.fold + j * kLanes);
+      }
     }
     output(a, block, strip);
   }
 
   static HWY_INLINE void output(const BlockArgs& a, std::int64_t block, const Strip& strip) {
     const D d;
+    V w[kBlock][kVectors], r[kBlock][kVectors];
+    if constexpr (!kPerValue) load_written(a, block, strip, w, r);
     for (std::int64_t query = 0; query < a.queries; ++query) {
+      const float* pairs = Block::pairs(a, block) + query_pairs(kErases, query);
       OUZEL_UNROLL
       for (int i = 0; i < kBlock; ++i) {
         float* out = strip.slab->out[query * a.out_pitch + block * kBlock + i];
@@ -424,10 +466,15 @@ struct Block {
         OUZEL_UNROLL
         for (int j = 0; j < kVectors; ++j) {
           const std::int64_t at = (query * kBlock + i) * kStrip + j * kLanes;
-          const V read = hn::Load(d, strip.reads + at), recent = hn::Load(d, strip.recent + at);
-          V o = hn::Add(read, recent);
-          if constexpr (kDecay != ColumnDecay::kNone) {
-            o = hn::MulAdd(read, hn::Load(d, strip.factor + i * kStrip + j * kLanes), recent);
+          V o = hn::Load(d, strip.reads + at);
+          if constexpr (kPerValue) {
+            o = hn::MulAdd(o, hn::Load(d, strip.factor + i * kStrip + j * kLanes),
+                           hn::Load(d, strip.recent + at));
+          } else {
+            if constexpr (kDecay == ColumnDecay::kSame) {
+              o = hn::Mul(o, hn::Set(d, a.read_factor[block * kBlock + i]));
+            }
+            o = add_recent<kErase>(o, pairs, pairs_pitch(kErases, a.queries), i, true, j, w, r);
           }
           const std::int64_t column = strip.column + j * kLanes;
           a.stream ? hn::Stream(o, d, out + column)
@@ -448,8 +495,10 @@ struct Block {
       for (std::int64_t block = 0; block < a.blocks; ++block) {
         Prefetch prefetch =
             next_lines(a, index / 2 * a.blocks + block, (strips + 1) / 2 * a.blocks);
-        substitute(a, block, first, prefetch);
-        if (both) substitute(a, block, second, prefetch);
+        if constexpr (kSubstitutes) {
+          substitute(a, block, first, prefetch);
+          if (both) substitute(a, block, second, prefetch);
+        }
         write(a, block, first, prefetch);
         if (both) write(a, block, second, prefetch);
         for (Strip* strip : {&first, &second}) {
@@ -486,12 +535,12 @@ void block_of(const BlockArgs& a) {
 }  // namespace
 
 void RecurrenceBlock(const BlockArgs& a) {
-  if (a.slabs->column_decay == nullptr) {
-    block_of<ColumnDecay::kNone>(a);
-  } else if (!a.decay_per_value) {
+  if (a.slabs->value_decay != nullptr) {
+    block_of<ColumnDecay::kPerValue>(a);
+  } else if (a.write_factor != nullptr) {
     block_of<ColumnDecay::kSame>(a);
   } else {
-    block_of<ColumnDecay::kPerValue>(a);
+    block_of<ColumnDecay::kNone>(a);
   }
 }
 

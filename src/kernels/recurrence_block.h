@@ -46,16 +46,22 @@ struct KeyRowsArgs {
   const float* u = nullptr;  // not null: q reads before the decay, and the diagonal is q . (u * k)
   bool erase_decayed = true;
 
-  const float* g = nullptr;  // log decays [rows][key_pitch], or null: not per key
-  bool fold = true;          // false: multiply the state at every block's end
+  bool fold = true;  // false: multiply the state at every block's end
+  // Log decays [rows][key_pitch], or null: not per key.
+  const float* g = nullptr;
   float* q_folded = nullptr;
   std::int64_t folded_query_stride = 0;
   float* k_folded = nullptr;
   float* e_folded = nullptr;
   float* b_folded = nullptr;
-  float* leave = nullptr;    // [blocks][key_pitch]: what the state is multiplied by
-  bool* leaves = nullptr;    // [blocks]: whether it is
   float* scratch = nullptr;  // [6][key_pitch]
+  // Decays [rows], or null: not one a row. The factors [rows] are then left to what is read for the
+  // erase and for queries, and to what is written.
+  const float* decay = nullptr;
+  float *erase_factor = nullptr, *read_factor = nullptr, *write_factor = nullptr;
+
+  float* leave = nullptr;  // [blocks] or [blocks][key_pitch]: what the state is multiplied by
+  bool* leaves = nullptr;  // [blocks]: whether it is
 
   float* pairs = nullptr;  // [blocks][writers][pairs_pitch]
 };
@@ -72,10 +78,9 @@ struct BlockSlab {
   float* low = nullptr;
 
   const float* v = nullptr;
-  const float* c = nullptr;  // [rows], or [rows][value_pitch] per value
-  // Decays that are the same for all keys: [rows], or [rows][value_pitch] per value.
-  const float* column_decay = nullptr;
-  const float* column_leave_minus_1 = nullptr;  // [blocks] or [blocks][value_pitch], in two parts
+  const float* c = nullptr;                    // [rows], or [rows][value_pitch] per value
+  const float* value_decay = nullptr;          // e^gv [rows][value_pitch], or null
+  const float* value_leave_minus_1 = nullptr;  // [blocks][value_pitch], of sums in two parts
 
   // [queries][out_pitch]: where a row's output goes, `width` numbers, or null: it is not read.
   float* const* out = nullptr;
@@ -95,13 +100,15 @@ struct BlockArgs {
   const float* b = nullptr;
   bool erase_decayed = true, read_decayed = true;
   const float* pairs = nullptr;
+  bool decay_per_key = false;
+  const float *erase_factor = nullptr, *read_factor = nullptr, *write_factor = nullptr;
   const float* leave = nullptr;
-  const bool* leaves = nullptr;          // null: no decay per key
-  const float* leave_minus_1 = nullptr;  // of sums in two parts
+  const bool* leaves = nullptr;
+  const float* leave_minus_1 = nullptr;  // of sums in two parts, as leave
 
   const BlockSlab* slabs = nullptr;
   std::int64_t slab_count = 0;
-  bool strength_per_value = false, decay_per_value = false;
+  bool strength_per_value = false;
   std::int64_t out_pitch = 0;
   bool stream = false;  // outputs past the caches: rows of whole lines; see finish_streams
   // Columns of cache lines of the next tokens, a line a token, that are brought into the

@@ -21,7 +21,7 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = HWY_LANES(float);
 // A factor that the state lacks stays above 2^-60, so that its reciprocal is harmless.
-constexpr float kLogLeast = -41.588f;
+constexpr float kLeast = 0x1p-60f, kLogLeast = -41.588f;
 constexpr float kLogSmallest = -87.0f;  // of floats that are not flushed to 0
 
 // out[i] = the sum of x[i]'s lanes.
@@ -197,6 +197,45 @@ bool fold_block(const KeyRowsArgs a, std::int64_t block, float* decay) {
   return !hn::AllFalse(d, vanishes);
 }
 
+// The same for a decay a row: factors of rows, and decays within the small matrices.
+void fold_row_decays(const KeyRowsArgs& a) {
+  const bool erase = a.e != nullptr;
+  float missing = 1;
+  for (std::int64_t block = 0; block < a.blocks; ++block) {
+    const float* x = a.decay + block * kBlock;
+    float from_start[kBlock + 1] = {missing};
+    for (int i = 0; i < kBlock; ++i) from_start[i + 1] = from_start[i] * x[i];
+    missing = from_start[kBlock];
+    const bool leaves = !a.fold || block + 1 == a.blocks || !(missing >= kLeast);
+    a.leaves[block] = leaves;
+    a.leave[block] = missing;
+    float to_end = leaves ? 1 : 1 / missing;
+    if (leaves) missing = 1;
+    for (int i = kBlock; i-- > 0;) {
+      const std::int64_t row = block * kBlock + i;
+      a.erase_factor[row] = from_start[i + (a.erase_decayed ? 1 : 0)];
+      a.read_factor[row] = from_start[i + (a.u == nullptr ? 1 : 0)];
+      a.write_factor[row] = to_end;
+      to_end *= x[i];
+    }
+    const std::int64_t writers = a.b != nullptr ? 2 : 1, pitch = pairs_pitch(erase, a.queries);
+    for (int j = 0; j < kBlock; ++j) {
+      float before = 1;
+      for (int i = j + 1; i < kBlock; ++i) {
+        const float after = before * x[i];
+        for (std::int64_t w = 0; w < writers; ++w) {
+          float* p = a.pairs + (block * writers + w) * pitch + pair_of(i, j);
+          if (erase) *p *= a.erase_decayed ? after : before;
+          for (std::int64_t r = 0; r < a.queries; ++r) {
+            p[query_pairs(erase, r)] *= a.u == nullptr ? after : before;
+          }
+        }
+        before = after;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 bool FoldKeyRows(const KeyRowsArgs& a) {
@@ -204,6 +243,7 @@ bool FoldKeyRows(const KeyRowsArgs& a) {
     for (std::int64_t block = 0; block < a.blocks; ++block) {
       pairs_of_block<false>(a, block, nullptr);
     }
+    if (a.decay != nullptr) fold_row_decays(a);
     return false;
   }
   const D d;

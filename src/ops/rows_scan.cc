@@ -116,13 +116,14 @@ class Scan {
     k_folded_ = keyed(per_key);
     e_folded_ = keyed(per_key && erase_);
     b_folded_ = keyed(per_key && general);
-    leave_ = take(per_key, blocks * key_pitch_);
-    leave_minus_1_ = take(per_key && !erase_, blocks * key_pitch_);
+    leave_ = take(kind.decay, blocks * (per_key ? key_pitch_ : 1));
+    leave_minus_1_ = take(kind.decay && !erase_, blocks * (per_key ? key_pitch_ : 1));
     fold_scratch_ = take(per_key, (kBlock + 2) * key_pitch_);
     leaves_ = memory.template take<bool>(blocks);
     const std::int64_t width = column_width();
     column_decay_ = take(width != 0, rows * width);
-    column_leave_minus_1_ = take(width != 0 && !erase_, blocks * width);
+    value_leave_minus_1_ = take(kind.value_decay && !erase_, blocks * width);
+    for (float** p : {&erase_factor_, &read_factor_, &write_factor_}) *p = take(one_a_row(), rows);
     pairs_ = take(true, blocks * (general ? 2 : 1) * pairs_pitch(erase_, kind.queries));
     block_scratch_ = take(true, block_scratch(kind.queries));
     state_ = memory.template take<float*>(slabs_ + kTogether);
@@ -136,10 +137,11 @@ class Scan {
   void run(RowSource& source, std::int64_t first, std::int64_t tokens, std::int64_t column);
 
  private:
+  // Decays of rows that are the same for all keys and values.
+  bool one_a_row() const { return kind_.decay && !kind_.decay_per_key && !kind_.value_decay; }
   // Numbers of a row of decays that are the same for all keys.
   std::int64_t column_width() const {
-    if (kind_.value_decay) return value_pitch_;
-    return kind_.decay && !kind_.decay_per_key ? 1 : 0;
+    return kind_.value_decay ? value_pitch_ : one_a_row() ? 1 : 0;
   }
   // A slab's state; without erase, what it has lost to rounding follows.
   std::int64_t slab_state() const { return erase_ ? half_ : 2 * half_; }
@@ -177,7 +179,8 @@ class Scan {
   RowFactors row_factors_;
   // Of a chunk, for all slabs: see KeyRowsArgs and BlockArgs.
   float *e_rows_, *q_spread_, *q_folded_, *k_folded_, *e_folded_, *b_folded_;
-  float *leave_, *leave_minus_1_, *fold_scratch_, *column_decay_, *column_leave_minus_1_, *pairs_;
+  float *leave_, *leave_minus_1_, *fold_scratch_, *column_decay_, *value_leave_minus_1_, *pairs_;
+  float *erase_factor_, *read_factor_, *write_factor_;
   bool* leaves_;
   static constexpr std::int64_t kMaxPrefetch = 128;
   PrefetchColumn prefetch_[kMaxPrefetch];
@@ -252,7 +255,7 @@ void sum_blocks(const float* g, std::int64_t blocks, std::int64_t width, float* 
   }
 }
 
-// Decays that are the same for all keys. Returns whether one is exactly 0.
+// Decays that are the same for all keys, a number a row or one per value. Returns whether one is 0.
 bool Scan::prepare_columns() const {
   const std::int64_t width = column_width(), count = blocks() * kBlock;
   if (width == 0) return false;
@@ -266,8 +269,9 @@ bool Scan::prepare_columns() const {
     g = column_decay_;
   }
   if (in_two_parts()) {
-    sum_blocks(g, blocks(), width, column_leave_minus_1_);
-    decay_minus_1(isa_, blocks() * width, column_leave_minus_1_, column_leave_minus_1_);
+    float* minus_1 = kind_.value_decay ? value_leave_minus_1_ : leave_minus_1_;
+    sum_blocks(g, blocks(), width, minus_1);
+    decay_minus_1(isa_, blocks() * width, minus_1, minus_1);
   }
   return decay_factors(isa_, count * width, g, column_decay_);
 }
@@ -289,6 +293,10 @@ bool Scan::prepare_keys() const {
   a.u = rows_.u;
   a.erase_decayed = kind_.erase_decayed;
   if (per_key) a.g = rows_.g;
+  if (one_a_row()) a.decay = column_decay_;
+  a.erase_factor = erase_factor_;
+  a.read_factor = read_factor_;
+  a.write_factor = write_factor_;
   a.fold = !in_two_parts();
   a.q_folded = q_folded_;
   a.folded_query_stride = count;
@@ -357,9 +365,10 @@ void Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column,
     }
     s.v = rows_.v + from;
     s.c = kind_.strength_per_value ? rows_.c + from : rows_.c;
-    const std::int64_t offset = kind_.value_decay ? from : 0;
-    if (column_decay_ != nullptr) s.column_decay = column_decay_ + offset;
-    if (in_two_parts()) s.column_leave_minus_1 = column_leave_minus_1_ + offset;
+    if (kind_.value_decay) {
+      s.value_decay = column_decay_ + from;
+      if (in_two_parts()) s.value_leave_minus_1 = value_leave_minus_1_ + from;
+    }
     float** out = out_ + i * kind_.queries * out_pitch();
     locate_outputs(source, first, column + from, out);
     s.out = out;
@@ -380,12 +389,17 @@ void Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column,
   a.read_decayed = !kind_.bonus;
   a.pairs = pairs_;
   a.leave = leave_;
-  a.leaves = per_key ? leaves_ : nullptr;
+  a.leaves = leaves_;
+  a.decay_per_key = per_key;
+  if (one_a_row()) {
+    a.erase_factor = erase_factor_;
+    a.read_factor = read_factor_;
+    a.write_factor = write_factor_;
+  }
   a.leave_minus_1 = leave_minus_1_;
   a.slabs = slabs;
   a.slab_count = count;
   a.strength_per_value = kind_.strength_per_value;
-  a.decay_per_value = kind_.value_decay;
   a.out_pitch = out_pitch();
   a.stream = source.streams();
   const std::int64_t begin = slab * prefetch_count_ / slabs_;
