@@ -53,6 +53,7 @@ void add_law_cases(std::vector<Case>& cases);
 void add_long_cases(std::vector<Case>& cases);
 void add_softmax_cases(std::vector<Case>& cases);
 void add_gemm_cases(std::vector<Case>& cases);
+void add_scan_cases(std::vector<Case>& cases);
 void add_crossing_case(std::vector<Case>& cases);
 
 // An efficiency above 1 is a fault of the measurement (16-bit rows may exceed the float32 peak), an

@@ -34,6 +34,7 @@ class Data {
  public:
   Data(std::uint64_t seed, std::vector<std::int64_t> shape, double scale = 1);
   static Data empty(std::vector<std::int64_t> shape);  // for outputs: filled with NaN
+  Data like() const { return empty(shape_); }
 
   float* data() const { return buffer_.f32(); }
   std::int64_t size() const;

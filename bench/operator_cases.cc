@@ -8,6 +8,7 @@ std::vector<Case> operator_cases() {
   add_recurrence_cases(cases);
   add_law_cases(cases);
   add_softmax_cases(cases);
+  add_scan_cases(cases);
   add_long_cases(cases);
   add_gemm_cases(cases);
   add_crossing_case(cases);

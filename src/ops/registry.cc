@@ -321,6 +321,8 @@ std::optional<std::int64_t> OperatorCall::resolve(const std::string& letter) {
     extents_[letter] = extents_["B"];
   } else if (letter == "F" && (extents_.contains("M") || extents_.contains("K"))) {
     extents_[letter] = extents_[extents_.contains("M") ? "M" : "K"];
+  } else if (letter == "R" && extents_.contains("M")) {
+    extents_[letter] = {2 * extents_["M"].value, extents_["M"].from};
   } else if (letter == "HO" && extents_.contains("HQ") && extents_.contains("HV")) {
     const Extent &q = extents_["HQ"], &v = extents_["HV"];
     extents_[letter] = q.value > v.value ? q : v;

@@ -37,8 +37,8 @@ struct TensorInfo {
   std::string name;
   // Letters of its extents, "B T HQ K", alternatives separated by "|". A letter means one number
   // throughout a call; those of tokens begin with T. N is the number of sequences, HO the larger of
-  // HQ and HV, F (features) is M where a feature map has weights of M rows, else K; a digit is that
-  // extent.
+  // HQ and HV, F (features) is M where a feature map has weights of M rows, else K, R (random
+  // features, cosines and sines) is 2 M; a digit is that extent.
   std::string shape;
   // Of an input: what its gradient is called; of an output: the gradient that comes from above.
   // Empty: there is none.

@@ -2,7 +2,11 @@
 
 #include <cstddef>
 
+#include "src/ops/reference/averages.h"
+#include "src/ops/reference/learners.h"
+#include "src/ops/reference/normalized.h"
 #include "src/ops/reference/scans.h"
+#include "src/ops/reference/slots.h"
 #include "src/ops/reference/traced.h"
 
 namespace ouzel::reference {
@@ -12,10 +16,20 @@ using Reference = Tensors<Var> (*)(const Tensors<Var>&, const Setting&);
 
 const std::map<std::string, Reference>& table() {
   static const std::map<std::string, Reference> references = {
+      {"abc", abc},
+      {"efficient_attention", efficient_attention},
+      {"gated_oja_rule", gated_oja_rule},
+      {"gsa", gsa},
       {"hgrn", hgrn},
+      {"lambda_layer", lambda_layer},
+      {"log_linear_attention", log_linear_attention},
+      {"mlstm", mlstm},
+      {"nadaraya_watson", nadaraya_watson},
+      {"rfa_gate", rfa_gate},
       {"rg_lru", rg_lru},
       {"rwkv4", rwkv4},
       {"selective_scan", selective_scan},
+      {"ttt_linear", ttt_linear},
   };
   return references;
 }

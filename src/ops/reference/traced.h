@@ -30,6 +30,12 @@ inline std::string text(const Setting& setting, const std::string& name) {
   return found == setting.texts.end() ? "" : found->second;
 }
 
+// `scale`, or size^-0.5 where it is not set.
+inline Var default_scale(const Setting& setting, Int size) {
+  const auto found = setting.numbers.find("scale");
+  return found != setting.numbers.end() ? found->second : 1 / std::sqrt(static_cast<double>(size));
+}
+
 inline Var sigmoid(const Var& x) { return Var(1) / (Var(1) + exp(-x)); }
 inline Var silu(const Var& x) { return x * sigmoid(x); }
 inline Var maximum(const Var& a, const Var& b) { return a < b ? b : a; }
