@@ -438,6 +438,7 @@ TEST(Memories, RefuseWhatTheyCannotTake) {
   const auto refused = [&](const std::string& op, const std::string& part, const Options& options,
                            const std::function<void(ByName&)>& spoil) {
     Call call = make_call(op, sizes_of(9, 4, 3), options, 14);
+    call.upstream.clear();
     spoil(std::get<ByName>(call.arguments));
     expect_refused(part, [&] { run(context, call); });
   };
