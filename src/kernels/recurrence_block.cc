@@ -37,11 +37,20 @@ enum class ColumnDecay { kNone, kSame, kPerValue };
 
 // Lines of the next chunk that a sweep prefetches, one every two keys.
 struct Prefetch {
+  const PrefetchColumn* column;
   const float* next;
-  std::int64_t stride, left;
+  std::int64_t tokens, in_column, left;
   HWY_INLINE void step() {
+    if (left <= 0) return;
     __builtin_prefetch(next, 0, 2);
-    next = --left > 0 ? next + stride : next;
+    --left;
+    if (--in_column > 0) {
+      next += column->stride;
+    } else if (left > 0) {
+      ++column;
+      next = column->first;
+      in_column = tokens;
+    }
   }
 };
 
@@ -513,9 +522,11 @@ struct Block {
   static HWY_INLINE Prefetch next_lines(const BlockArgs& a, std::int64_t turn, std::int64_t turns) {
     const std::int64_t lines = a.prefetch_count * a.prefetch_tokens;
     const std::int64_t begin = turn * lines / turns, left = (turn + 1) * lines / turns - begin;
-    if (left == 0) return {a.scratch, 0, 0};
-    const PrefetchColumn& column = a.prefetch[begin / a.prefetch_tokens];
-    return {column.first + begin % a.prefetch_tokens * column.stride, column.stride, left};
+    if (left == 0) return {nullptr, nullptr, 0, 0, 0};
+    const PrefetchColumn* column = a.prefetch + begin / a.prefetch_tokens;
+    const std::int64_t token = begin % a.prefetch_tokens;
+    return {column, column->first + token * column->stride, a.prefetch_tokens,
+            a.prefetch_tokens - token, left};
   }
 };
 
