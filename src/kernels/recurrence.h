@@ -161,6 +161,8 @@ struct LongArgs {
   float* partial = nullptr;       // [16][32], scratch
   float* out = nullptr;           // null: only write
   std::int64_t out_stride = 0, width = 0;
+  bool stream = false;
+  Meanwhile* meanwhile = nullptr;  // its packing alone, with 64 tokens
   const PrefetchColumn* prefetch = nullptr;
   std::int64_t prefetch_count = 0;
 };

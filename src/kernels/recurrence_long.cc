@@ -11,6 +11,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "src/kernels/partial-inl.h"
+#include "src/kernels/recurrence_rows-inl.h"
 #include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -22,6 +23,7 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = HWY_LANES(float);
 constexpr int kTileKeys = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+constexpr int kTogether = 2;  // tokens: the sums of one alone are a chain that waits for itself
 
 // The written halves of 16 tokens of a block of 8 keys, [16][kKeyedPitch], as [8][16].
 HWY_INLINE void transpose_keys(const float* keyed, float* out) {
@@ -125,8 +127,49 @@ HWY_INLINE void recent_rows(const float* scores, const float* values, float* par
   }
 }
 
+// kTokens tokens side by side read a tile of S: o += S^T q.
+template <int kVectors, bool kLast, int kTokens>
+HWY_INLINE void read_tile(const LongArgs& a, const V (&s)[kTileKeys][kVectors], const float* keyed,
+                          std::int64_t t0, int t, std::int64_t column) {
+  const D d;
+  float* partial = a.partial + t * kSlab + column;
+  V o[kTokens][kVectors];
+  OUZEL_UNROLL
+  for (int u = 0; u < kTokens; ++u) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) o[u][j] = hn::Load(d, partial + u * kSlab + j * kLanes);
+  }
+  OUZEL_UNROLL
+  for (int i = 0; i < kTileKeys; ++i) {
+    OUZEL_UNROLL
+    for (int u = 0; u < kTokens; ++u) {
+      const V q = hn::Set(d, keyed[(t + u) * kKeyedPitch + i]);
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) o[u][j] = hn::MulAdd(q, s[i][j], o[u][j]);
+    }
+  }
+  OUZEL_UNROLL
+  for (int u = 0; u < kTokens; ++u) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      if constexpr (kLast) {
+        const std::int64_t token = t0 + t + u;
+        const V y = hn::Mul(o[u][j], hn::Set(d, a.factor[token]));
+        float* out = a.out + token * a.out_stride + column + j * kLanes;
+        if (a.stream) {
+          hn::Stream(y, d, out);
+        } else {
+          store_first(d, y, out, a.width - column - j * kLanes);
+        }
+      } else {
+        hn::Store(o[u][j], d, partial + u * kSlab + j * kLanes);
+      }
+    }
+  }
+}
+
 // One block of keys over up to 16 tokens: reads S, then adds their sum to it.
-template <bool kRead, int kVectors, bool kLast>
+template <bool kRead, int kVectors, bool kLast, Beside kBeside>
 HWY_INLINE void long_tile(const LongArgs& a, std::int64_t t0, int tokens, std::int64_t key,
                           std::int64_t column, const PrefetchColumn& next) {
   const D d;
@@ -142,28 +185,22 @@ HWY_INLINE void long_tile(const LongArgs& a, std::int64_t t0, int tokens, std::i
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Load(d, state + i * kSlab + j * kLanes);
     }
-    for (int t = 0; t < tokens; ++t) {
-      __builtin_prefetch(next.first + (t0 + t) * next.stride, 0, 2);
-      float* partial = a.partial + t * kSlab + column;
-      V o[kVectors];
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) o[j] = hn::Load(d, partial + j * kLanes);
-      OUZEL_UNROLL
-      for (int i = 0; i < kTileKeys; ++i) {
-        const V q = hn::Set(d, keyed[t * kKeyedPitch + i]);
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) o[j] = hn::MulAdd(q, s[i][j], o[j]);
+    const auto beside = [&](int t) HWY_ATTR {
+      if constexpr (kBeside == Beside::kPrefetch) {
+        __builtin_prefetch(next.first + (t0 + t) * next.stride, 0, 2);
+      } else {
+        Meanwhile& m = *a.meanwhile;
+        if ((t & (m.period - 1)) == 0) pack_next<kBeside>(m.pack, m.pack.token, m.pack.piece);
       }
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        if constexpr (kLast) {
-          store_first(d, hn::Mul(o[j], hn::Set(d, a.factor[t0 + t])),
-                      a.out + (t0 + t) * a.out_stride + column + j * kLanes,
-                      a.width - column - j * kLanes);
-        } else {
-          hn::Store(o[j], d, partial + j * kLanes);
-        }
-      }
+    };
+    int t = 0;
+    for (; t + kTogether <= tokens; t += kTogether) {
+      for (int u = 0; u < kTogether; ++u) beside(t + u);
+      read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);
+    }
+    for (; t < tokens; ++t) {
+      beside(t);
+      read_tile<kVectors, kLast, 1>(a, s, keyed, t0, t, column);
     }
   }
   V sum[kTileKeys][kVectors];
@@ -234,10 +271,17 @@ void long_columns(const LongArgs& a, std::int64_t column, std::int64_t& prefetch
     for (std::int64_t key = 0; key < keys; key += kTileKeys) {
       PrefetchColumn next{a.partial, 0};
       if (prefetched < a.prefetch_count) next = a.prefetch[prefetched++];
-      if (key + kTileKeys < keys) {
-        long_tile<kRead, kVectors, false>(a, t, tokens, key, column, next);
+      const auto tile = [&]<Beside kBeside>() HWY_ATTR {
+        if (key + kTileKeys < keys) {
+          long_tile<kRead, kVectors, false, kBeside>(a, t, tokens, key, column, next);
+        } else {
+          long_tile<kRead, kVectors, true, kBeside>(a, t, tokens, key, column, next);
+        }
+      };
+      if constexpr (kRead && kVectors == 2) {
+        with_beside(a.meanwhile, tile);
       } else {
-        long_tile<kRead, kVectors, true>(a, t, tokens, key, column, next);
+        tile.template operator()<Beside::kPrefetch>();
       }
     }
   }

@@ -20,6 +20,15 @@ namespace {
 using D = hn::ScalableTag<float>;
 using D8 = hn::CappedTag<float, 8>;
 
+// exp(min(x, 0)), NaN for NaN: the slope of elu1.
+template <class Tag, class Vec = hn::Vec<Tag>>
+HWY_INLINE Vec exp_of_negative(Tag d, Vec x) {
+  x = math::at_least(d, hn::Set(d, -104.0f), math::at_most(d, hn::Zero(d), x));
+  Vec r;
+  const Vec n = math::reduce_by_ln2(d, x, r);
+  return math::scale_by_pow2(d, hn::Add(hn::Set(d, 1.0f), math::expm1_reduced(d, r)), n);
+}
+
 // phi'(x) dy. elu1 has slope exp(x) at 0 from below and 1 from above: the same.
 template <ElementMap kMap, class Tag, class Vec = hn::Vec<Tag>>
 HWY_INLINE Vec adjoint(Tag d, Vec x, Vec dy) {

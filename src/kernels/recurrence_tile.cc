@@ -38,49 +38,6 @@ HWY_INLINE void scale_tile(V (&s)[kTileKeys][kVectors], float factor) {
   }
 }
 
-// The next piece of a chunk that is packed meanwhile.
-template <ElementMap kMap>
-HWY_INLINE void pack_piece(const PackAhead& p, std::int64_t token, std::int64_t piece) {
-  const D d;
-  const std::int64_t later = HWY_MIN(token + p.prefetch_rows, p.last_row);
-  if (piece < p.key_pieces) {
-    const std::int64_t key = piece * kKeyedPitch;
-    const float* q = p.q + token * p.q_stride + key;
-    const float* k = p.k + token * p.k_stride + key;
-    __builtin_prefetch(p.q + later * p.q_stride + key, 0, 2);
-    __builtin_prefetch(p.k + later * p.k_stride + key, 0, 2);
-    float* out = p.keyed + piece * 2 * kKeyedBlockPitch + token * kKeyedPitch;
-    OUZEL_UNROLL
-    for (std::int64_t i = 0; i < kKeyedPitch; i += kLanes) {
-      const V x = mapped<kMap>(d, hn::LoadU(d, q + i));
-      V y = mapped<kMap>(d, hn::LoadU(d, k + i));
-      if (p.k_factor != nullptr) y = hn::Mul(y, hn::Set(d, p.k_factor[token]));
-      store_keyed<true, true>(d, x, y, out + i / kKeyBlock * kKeyedBlockPitch + i % kKeyBlock);
-      if (p.z != nullptr) {
-        float* residue = p.z_residue + key + i;
-        float* part = p.den_parts + token * kLanes;
-        const V recent = hn::Add(hn::Load(d, residue), y);
-        hn::Store(recent, d, residue);
-        const V z = hn::Add(hn::Load(d, p.z + key + i), recent);
-        hn::Store(hn::MulAdd(x, z, hn::Load(d, part)), d, part);
-      }
-    }
-  } else {
-    const std::int64_t slab = piece - p.key_pieces;
-    const float* v = p.v + token * p.v_stride + slab * kSlab;
-    const float* after = p.v + later * p.v_stride + slab * kSlab;
-    __builtin_prefetch(after, 0, 2);
-    __builtin_prefetch(after + kSlab / 2, 0, 2);
-    float* out = p.slabbed + slab * kSlabPitch + token * kSlab;
-    OUZEL_UNROLL
-    for (std::int64_t i = 0; i < kSlab; i += kLanes) {
-      hn::Store(hn::LoadU(d, v + i), d, out + i);
-    }
-  }
-}
-
-enum class Beside { kPrefetch, kPack, kPackElu1, kPackRelu };
-
 // kFirst: the sums over keys begin here. kLast: they end here, and go out.
 template <TileMode kMode, int kVectors, bool kFirst, bool kLast, Beside kBeside>
 void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column) {
@@ -123,15 +80,7 @@ void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column) {
         __builtin_prefetch(next.first, 0, 2);
         next.first += next.stride;
       } else {
-        constexpr ElementMap kMap = kBeside == Beside::kPackElu1   ? ElementMap::kElu1
-                                    : kBeside == Beside::kPackRelu ? ElementMap::kRelu
-                                                                   : ElementMap::kIdentity;
-        const PackAhead& pack = a.meanwhile->pack;
-        pack_piece<kMap>(pack, token, piece);
-        if (++piece == pack.key_pieces + pack.value_pieces) {
-          piece = 0;
-          ++token;
-        }
+        pack_next<kBeside>(a.meanwhile->pack, token, piece);
       }
     }
     V v[kVectors], o[kVectors];
@@ -197,18 +146,12 @@ void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column) {
 template <TileMode kMode, int kVectors, bool kFirst, bool kLast>
 void tile(const TileArgs& a, std::int64_t key, std::int64_t column) {
   if constexpr (kMode == TileMode::kScan && kVectors == 2) {
-    if (a.meanwhile != nullptr && a.meanwhile->pack.token < a.meanwhile->pack.tokens) {
-      switch (a.meanwhile->pack.map) {
-        case ElementMap::kIdentity:
-          return tile_of<kMode, kVectors, kFirst, kLast, Beside::kPack>(a, key, column);
-        case ElementMap::kElu1:
-          return tile_of<kMode, kVectors, kFirst, kLast, Beside::kPackElu1>(a, key, column);
-        case ElementMap::kRelu:
-          return tile_of<kMode, kVectors, kFirst, kLast, Beside::kPackRelu>(a, key, column);
-      }
-    }
+    with_beside(a.meanwhile, [&]<Beside kBeside>() HWY_ATTR {
+      tile_of<kMode, kVectors, kFirst, kLast, kBeside>(a, key, column);
+    });
+  } else {
+    tile_of<kMode, kVectors, kFirst, kLast, Beside::kPrefetch>(a, key, column);
   }
-  tile_of<kMode, kVectors, kFirst, kLast, Beside::kPrefetch>(a, key, column);
 }
 
 template <TileMode kMode, int kVectors>

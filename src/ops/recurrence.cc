@@ -151,11 +151,10 @@ struct Forward {
           }
         }
       }
-      const bool stream = may_stream && !b.pass.in_two_parts();
-      if (!stream && t + kChunk < length) {
+      if (!may_stream && t + kChunk < length) {
         b.pass.prefetch(o.at(t + kChunk) + column, o.stride, columns);
       }
-      b.pass.run(mode, tokens, b.factor, o.at(t) + column, o.stride, stream);
+      b.pass.run(mode, tokens, b.factor, o.at(t) + column, o.stride, may_stream);
     }
     if (may_stream) finish_streams();
     if (final) end(n, state, column, b);

@@ -93,7 +93,7 @@ bool StatePass::pack_ahead(const MappedRows& read, const MappedRows& write,
   p.key_pieces = rows_ / kKeyedPitch;
   p.value_pieces = slabs_;
   if (rows_ % kKeyedPitch != 0 || columns_ % kSlab != 0 || read.map != write.map ||
-      values.map != ElementMap::kIdentity || fold_->block != kChunk || in_two_parts() ||
+      values.map != ElementMap::kIdentity || fold_->block != kChunk ||
       p.key_pieces + p.value_pieces > slabs_ * key_blocks_) {
     return false;
   }
@@ -127,17 +127,9 @@ void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, flo
   if (mode != TileMode::kRead) {
     const bool two_parts = in_two_parts();
     position_ += tokens;
-    if (two_parts) return run_long(tokens, factor, out, out_stride);
+    if (two_parts) return run_long(tokens, factor, out, out_stride, stream);
   }
-  Meanwhile meanwhile;
-  meanwhile.pack = ahead_;
-  meanwhile.prefetch = prefetch_;
-  meanwhile.prefetch_count = prefetch_count_;
-  const std::int64_t columns =
-      prefetch_count_ + (ahead_.tokens != 0 ? ahead_.key_pieces + ahead_.value_pieces : 0);
-  while (columns != 0 && 2 * columns * meanwhile.period <= slabs_ * key_blocks_) {
-    meanwhile.period *= 2;
-  }
+  Meanwhile meanwhile = this->meanwhile();
   TileArgs a;
   a.mode = mode;
   a.key_blocks = key_blocks_;
@@ -162,19 +154,36 @@ void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, flo
       recurrence_tile(isa_, a);
     }
   }
+  finish_meanwhile();
+}
+
+Meanwhile StatePass::meanwhile() const {
+  Meanwhile m;
+  m.pack = ahead_;
+  m.prefetch = prefetch_;
+  m.prefetch_count = prefetch_count_;
+  const std::int64_t columns =
+      prefetch_count_ + (ahead_.tokens != 0 ? ahead_.key_pieces + ahead_.value_pieces : 0);
+  while (columns != 0 && 2 * columns * m.period <= slabs_ * key_blocks_) m.period *= 2;
+  return m;
+}
+
+void StatePass::finish_meanwhile() {
   prefetch_count_ = 0;
-  if (ahead_.tokens != 0) {
-    if (ahead_.z != nullptr) finish_pack_ahead(isa_, ahead_);
-    std::swap(keyed_, next_keyed_);
-    std::swap(slabbed_, next_slabbed_);
-    ahead_ = {};
-  }
+  if (ahead_.tokens == 0) return;
+  if (ahead_.z != nullptr) finish_pack_ahead(isa_, ahead_);
+  std::swap(keyed_, next_keyed_);
+  std::swap(slabbed_, next_slabbed_);
+  ahead_ = {};
 }
 
 void StatePass::run_long(std::int64_t tokens, const float* factor, float* out,
-                         std::int64_t out_stride) {
+                         std::int64_t out_stride, bool stream) {
   if (out != nullptr) recurrence_scores(isa_, tokens, key_blocks_, keyed_, scores_);
+  Meanwhile meanwhile = this->meanwhile();
   LongArgs a;
+  if (tokens == kChunk) a.meanwhile = &meanwhile;
+  a.stream = stream;
   a.tokens = tokens;
   a.key_blocks = key_blocks_;
   a.keyed = keyed_;
@@ -194,7 +203,7 @@ void StatePass::run_long(std::int64_t tokens, const float* factor, float* out,
     a.prefetch_count = prefetch_count_ - prefetched;
     prefetched += recurrence_long(isa_, a);
   }
-  prefetch_count_ = 0;
+  finish_meanwhile();
 }
 
 std::int64_t gap_tasks(const RecurrenceShape& shape) {

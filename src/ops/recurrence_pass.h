@@ -91,12 +91,15 @@ class StatePass {
                   std::int64_t rows_left, const float* write_factor,
                   const Normalizer* normalizer = nullptr);
   // Runs the packed chunk; out (rows of `columns`) is not used by TileMode::kWrite.
-  // `stream`: past the caches, where the sum is not in two parts; rows of whole cache lines only.
+  // `stream`: past the caches; rows of whole cache lines only.
   void run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
            std::int64_t out_stride, bool stream = false);
 
  private:
-  void run_long(std::int64_t tokens, const float* factor, float* out, std::int64_t out_stride);
+  void run_long(std::int64_t tokens, const float* factor, float* out, std::int64_t out_stride,
+                bool stream);
+  Meanwhile meanwhile() const;
+  void finish_meanwhile();
   std::int64_t slab_state() const { return key_blocks_ * kKeyBlock * kSlab; }
 
   std::int64_t rows_, columns_, key_blocks_, slabs_;
