@@ -39,22 +39,19 @@ inline constexpr std::int64_t pairs_pitch(bool erase, std::int64_t queries) {
 struct KeyRowsArgs {
   std::int64_t blocks = 0, key_pitch = 0;
   std::int64_t queries = 1, query_stride = 0;
-  const float* q = nullptr;
-  const float* k = nullptr;
-  const float* e = nullptr;  // null: no erase
-  const float* b = nullptr;  // null: no erase, or one with k
+  float* q = nullptr;
+  float* k = nullptr;
+  const float* e = nullptr;  // null: no erase; may be k
+  float* b = nullptr;        // null: no erase, or one with k
   const float* u = nullptr;  // not null: q reads before the decay, and the diagonal is q . (u * k)
   bool erase_decayed = true;
 
   bool fold = true;  // false: multiply the state at every block's end
-  // Log decays [rows][key_pitch], or null: not per key.
-  const float* g = nullptr;
-  float* q_folded = nullptr;
-  std::int64_t folded_query_stride = 0;
-  float* k_folded = nullptr;
+  // Log decays [rows][key_pitch], or null: not per key. They become decays, and are folded into q,
+  // k and b in place, and into e_folded, which may be e if that is not k.
+  float* g = nullptr;
   float* e_folded = nullptr;
-  float* b_folded = nullptr;
-  float* scratch = nullptr;  // [6][key_pitch]
+  float* missing = nullptr;  // [key_pitch], scratch: what the state lacks
   // Decays [rows], or null: not one a row. The factors [rows] are then left to what is read for the
   // erase and for queries, and to what is written.
   const float* decay = nullptr;

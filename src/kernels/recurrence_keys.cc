@@ -21,8 +21,8 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = HWY_LANES(float);
 // A factor that the state lacks stays above 2^-60, so that its reciprocal is harmless.
-constexpr float kLeast = 0x1p-60f, kLogLeast = -41.588f;
-constexpr float kLogSmallest = -87.0f;  // of floats that are not flushed to 0
+constexpr float kLeast = 0x1p-60f;
+constexpr float kSmallest = 0x1p-126f;  // of floats that are not flushed to 0
 
 // out[i] = the sum of x[i]'s lanes.
 HWY_INLINE void sum_four(D d, V x0, V x1, V x2, V x3, float* out) {
@@ -141,57 +141,53 @@ HWY_INLINE V reciprocal(D d, V x) {
 #endif
 }
 
-// The decays of a block, and its rows with decays folded in. Returns whether a decay may be 0.
-// (The arguments by value: stores of floats could change what a reference names.)
-bool fold_block(const KeyRowsArgs a, std::int64_t block, float* decay) {
+// Folds the decays of a block into its rows. Returns whether a decay may be 0. (The arguments by
+// value: stores of floats could change what a reference names.)
+bool fold_block(const KeyRowsArgs a, std::int64_t block) {
   const D d;
   const std::int64_t pitch = a.key_pitch, offset = block * kBlock * pitch;
+  const float* decay = a.g + offset;
   const V one = hn::Set(d, 1.0f);
-  // What the state lacks, and its logarithm.
-  float* missing = a.scratch + kBlock * pitch;
-  float* log_missing = missing + pitch;
-  // A sum that is not above this, or is not a number, may hold a decay of 0.
+  // Of products that are not above a bound, or not a number.
   auto vanishes = hn::Lt(one, one), is_least = vanishes;
   for (std::int64_t key = 0; key < pitch; key += kLanes) {
-    const float* g = a.g + offset + key;
-    const V sum = hn::Add(hn::Add(hn::Load(d, g), hn::Load(d, g + pitch)),
-                          hn::Add(hn::Load(d, g + 2 * pitch), hn::Load(d, g + 3 * pitch)));
-    const V log = hn::Add(hn::Load(d, log_missing + key), sum);
-    hn::Store(log, d, log_missing + key);
-    vanishes = hn::Or(vanishes, hn::Not(hn::Gt(sum, hn::Set(d, kLogSmallest))));
-    is_least = hn::Or(is_least, hn::Not(hn::Gt(log, hn::Set(d, kLogLeast))));
+    const float* x = decay + key;
+    const V product = hn::Mul(hn::Mul(hn::Load(d, x), hn::Load(d, x + pitch)),
+                              hn::Mul(hn::Load(d, x + 2 * pitch), hn::Load(d, x + 3 * pitch)));
+    const V missing = hn::Mul(product, hn::Load(d, a.missing + key));
+    vanishes = hn::Or(vanishes, hn::Not(hn::Gt(product, hn::Set(d, kSmallest))));
+    is_least = hn::Or(is_least, hn::Not(hn::Gt(missing, hn::Set(d, kLeast))));
   }
   const bool leaves = !a.fold || block + 1 == a.blocks || !hn::AllFalse(d, is_least);
   a.leaves[block] = leaves;
   for (std::int64_t key = 0; key < pitch; key += kLanes) {
     const std::int64_t at = offset + key;
     V x[kBlock], from_start[kBlock + 1], to_end[kBlock];
-    from_start[0] = hn::Load(d, missing + key);
+    from_start[0] = hn::Load(d, a.missing + key);
     OUZEL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
-      x[i] = math::exp(d, hn::Load(d, a.g + at + i * pitch));
-      hn::Store(x[i], d, decay + i * pitch + key);
+      x[i] = hn::Load(d, decay + i * pitch + key);
       from_start[i + 1] = hn::Mul(from_start[i], x[i]);
     }
     if (leaves) {
       to_end[3] = one;
       hn::Store(from_start[4], d, a.leave + block * pitch + key);
-      hn::Store(one, d, missing + key);
-      hn::Store(hn::Zero(d), d, log_missing + key);
+      hn::Store(one, d, a.missing + key);
     } else {
       to_end[3] = reciprocal(d, from_start[4]);
-      hn::Store(from_start[4], d, missing + key);
+      hn::Store(from_start[4], d, a.missing + key);
     }
     OUZEL_UNROLL
     for (int i = kBlock - 1; i-- > 0;) to_end[i] = hn::Mul(to_end[i + 1], x[i + 1]);
-    scale_rows(d, a.k + at, a.k_folded + at, pitch, to_end);
-    if (a.b != nullptr) scale_rows(d, a.b + at, a.b_folded + at, pitch, to_end);
+    // The erase first: its rows may be those of k.
     if (a.e != nullptr) {
       scale_rows(d, a.e + at, a.e_folded + at, pitch, from_start + (a.erase_decayed ? 1 : 0));
     }
+    scale_rows(d, a.k + at, a.k + at, pitch, to_end);
+    if (a.b != nullptr) scale_rows(d, a.b + at, a.b + at, pitch, to_end);
     for (std::int64_t r = 0; r < a.queries; ++r) {
-      scale_rows(d, a.q + r * a.query_stride + at, a.q_folded + r * a.folded_query_stride + at,
-                 pitch, from_start + (a.u == nullptr ? 1 : 0));
+      float* q = a.q + r * a.query_stride + at;
+      scale_rows(d, q, q, pitch, from_start + (a.u == nullptr ? 1 : 0));
     }
   }
   return !hn::AllFalse(d, vanishes);
@@ -247,15 +243,23 @@ bool FoldKeyRows(const KeyRowsArgs& a) {
     return false;
   }
   const D d;
-  float *decay = a.scratch, *missing = decay + kBlock * a.key_pitch;
   for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
-    hn::Store(hn::Set(d, 1.0f), d, missing + key);
-    hn::Store(hn::Zero(d), d, missing + a.key_pitch + key);
+    hn::Store(hn::Set(d, 1.0f), d, a.missing + key);
   }
   bool vanishes = false;
+  const std::int64_t block_size = kBlock * a.key_pitch;
   for (std::int64_t block = 0; block < a.blocks; ++block) {
-    vanishes = fold_block(a, block, decay) || vanishes;
-    pairs_of_block<true>(a, block, decay);
+    // Exponentials are long chains of operations: many at a time hide that.
+    constexpr std::int64_t kTogether = 4;
+    if (block % kTogether == 0) {
+      float* g = a.g + block * block_size;
+      const std::int64_t count = HWY_MIN(a.blocks - block, kTogether) * block_size;
+      for (std::int64_t i = 0; i < count; i += kLanes) {
+        hn::Store(math::exp(d, hn::Load(d, g + i)), d, g + i);
+      }
+    }
+    pairs_of_block<true>(a, block, a.g + block * block_size);
+    vanishes = fold_block(a, block) || vanishes;
   }
   return vanishes;
 }

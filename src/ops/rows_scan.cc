@@ -111,15 +111,12 @@ class Scan {
                    rows * (kind.strength_per_value ? value_pitch_ : 1));
     rows_.u = take(kind.bonus, key_pitch_);
 
-    q_spread_ = take(n > 1, kind.queries * rows * key_pitch_);
-    q_folded_ = take(per_key, kind.queries * rows * key_pitch_);
-    k_folded_ = keyed(per_key);
-    e_folded_ = keyed(per_key && erase_);
-    b_folded_ = keyed(per_key && general);
+    q_spread_ = take(n > 1 || kind.queries > 1, kind.queries * rows * key_pitch_);
     leave_ = take(kind.decay, blocks * (per_key ? key_pitch_ : 1));
     leave_minus_1_ = take(kind.decay && !erase_, blocks * (per_key ? key_pitch_ : 1));
-    fold_scratch_ = take(per_key, (kBlock + 2) * key_pitch_);
+    missing_ = take(per_key, key_pitch_);
     leaves_ = memory.template take<bool>(blocks);
+    by_rows_ = memory.template take<bool>(slabs_);
     const std::int64_t width = column_width();
     column_decay_ = take(width != 0, rows * width);
     value_leave_minus_1_ = take(kind.value_decay && !erase_, blocks * width);
@@ -146,6 +143,12 @@ class Scan {
   // A slab's state; without erase, what it has lost to rounding follows.
   std::int64_t slab_state() const { return erase_ ? half_ : 2 * half_; }
   std::int64_t rows() const { return rows_.tokens * kind_.rows_per_token; }
+  // Queries need memory of their own where tokens have several rows, or where rows that fill up the
+  // last block would be another query's.
+  bool spreads() const {
+    return kind_.rows_per_token > 1 || (kind_.queries > 1 && rows() % kBlock != 0);
+  }
+  std::int64_t query_stride() const { return blocks() * kBlock * key_pitch_; }
   std::int64_t blocks() const { return (rows() + kBlock - 1) / kBlock; }
   std::int64_t out_pitch() const { return kChunk * kind_.rows_per_token; }
   bool in_two_parts() const { return !erase_ && position_ >= kLongSum; }
@@ -156,9 +159,9 @@ class Scan {
   bool prepare_keys() const;
   void locate_outputs(RowSource& source, std::int64_t first, std::int64_t column,
                       float** out) const;
-  void run_slabs(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
+  bool run_slabs(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
                  std::int64_t count, bool resets);
-  void run_rows(std::int64_t slab, float* const* out) const;
+  void run_rows(RowSource& source, std::int64_t first, std::int64_t column);
   // body(slab's state, offset in it, key, column, width) for each row of each slab.
   template <class Body>
   void for_each_row(Body body) const {
@@ -178,10 +181,11 @@ class Scan {
   LawRows rows_;
   RowFactors row_factors_;
   // Of a chunk, for all slabs: see KeyRowsArgs and BlockArgs.
-  float *e_rows_, *q_spread_, *q_folded_, *k_folded_, *e_folded_, *b_folded_;
-  float *leave_, *leave_minus_1_, *fold_scratch_, *column_decay_, *value_leave_minus_1_, *pairs_;
+  float *e_rows_, *q_spread_;
+  float *leave_, *leave_minus_1_, *missing_, *column_decay_, *value_leave_minus_1_, *pairs_;
   float *erase_factor_, *read_factor_, *write_factor_;
   bool* leaves_;
+  bool* by_rows_;  // [slabs]: the chunk must go through row by row
   static constexpr std::int64_t kMaxPrefetch = 128;
   PrefetchColumn prefetch_[kMaxPrefetch];
   std::int64_t prefetch_count_ = 0;
@@ -234,7 +238,7 @@ void Scan::pad() const {
   zero(rows_.c, kind_.strength_per_value ? value_pitch_ : 1);
 }
 
-// Where a token has several rows, zeros stand in for the queries of those that are not read.
+// Zeros stand in for the queries of rows that are not read.
 void Scan::spread_queries() const {
   const std::int64_t n = kind_.rows_per_token, count = blocks() * kBlock * key_pitch_;
   for (std::int64_t r = 0; r < kind_.queries; ++r) {
@@ -278,41 +282,34 @@ bool Scan::prepare_columns() const {
 
 // Rows of keys, with decays per key. Returns whether one is exactly 0.
 bool Scan::prepare_keys() const {
-  const bool per_key = kind_.decay_per_key, spread = kind_.rows_per_token > 1;
-  const std::int64_t count = blocks() * kBlock * key_pitch_;
-  if (spread) spread_queries();
+  if (spreads()) spread_queries();
+  if (kind_.decay_per_key && in_two_parts()) {
+    sum_blocks(rows_.g, blocks(), key_pitch_, leave_minus_1_);
+    decay_minus_1(isa_, blocks() * key_pitch_, leave_minus_1_, leave_minus_1_);
+  }
   KeyRowsArgs a;
   a.blocks = blocks();
   a.key_pitch = key_pitch_;
   a.queries = kind_.queries;
-  a.query_stride = spread ? count : rows_.tokens * key_pitch_;
-  a.q = spread ? q_spread_ : rows_.q;
+  a.query_stride = query_stride();
+  a.q = spreads() ? q_spread_ : rows_.q;
   a.k = rows_.k;
   a.e = rows_.e;
   a.b = rows_.b;
   a.u = rows_.u;
   a.erase_decayed = kind_.erase_decayed;
-  if (per_key) a.g = rows_.g;
+  a.fold = !in_two_parts();
+  if (kind_.decay_per_key) a.g = rows_.g;
+  a.e_folded = e_rows_;
+  a.missing = missing_;
   if (one_a_row()) a.decay = column_decay_;
   a.erase_factor = erase_factor_;
   a.read_factor = read_factor_;
   a.write_factor = write_factor_;
-  a.fold = !in_two_parts();
-  a.q_folded = q_folded_;
-  a.folded_query_stride = count;
-  a.k_folded = k_folded_;
-  a.e_folded = e_folded_;
-  a.b_folded = b_folded_;
   a.leave = leave_;
   a.leaves = leaves_;
-  a.scratch = fold_scratch_;
   a.pairs = pairs_;
-  const bool resets = fold_key_rows(isa_, a);
-  if (per_key && in_two_parts()) {
-    sum_blocks(rows_.g, blocks(), key_pitch_, leave_minus_1_);
-    decay_minus_1(isa_, blocks() * key_pitch_, leave_minus_1_, leave_minus_1_);
-  }
-  return resets;
+  return fold_key_rows(isa_, a);
 }
 
 void Scan::run(RowSource& source, std::int64_t first, std::int64_t tokens, std::int64_t column) {
@@ -328,10 +325,13 @@ void Scan::run(RowSource& source, std::int64_t first, std::int64_t tokens, std::
   const bool key_resets = prepare_keys();
   // Slabs together take at most two thirds of the first-level cache.
   const std::int64_t together = kind_.keys <= 128 ? kTogether : 1;
+  bool finite = true;
   for (std::int64_t slab = 0; slab < slabs_; slab += together) {
-    run_slabs(source, first, column, slab, std::min(slabs_ - slab, together),
-              column_resets || key_resets);
+    finite = run_slabs(source, first, column, slab, std::min(slabs_ - slab, together),
+                       column_resets || key_resets) &&
+             finite;
   }
+  if (!finite) run_rows(source, first, column);
   source.finish(first, tokens, column, columns_);
   position_ += tokens;
 }
@@ -349,10 +349,11 @@ void Scan::locate_outputs(RowSource& source, std::int64_t first, std::int64_t co
   }
 }
 
-// `count` slabs together, at most kTogether.
-void Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
+// `count` slabs together, at most kTogether. Returns false where the chunk must go through a slab
+// row by row: where there are decays of 0, and numbers that are not finite. A block would multiply
+// them.
+bool Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
                      std::int64_t count, bool resets) {
-  const bool per_key = kind_.decay_per_key, spread = kind_.rows_per_token > 1;
   BlockSlab slabs[kTogether];
   for (std::int64_t i = 0; i < count; ++i) {
     BlockSlab& s = slabs[i];
@@ -380,17 +381,17 @@ void Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column,
   a.key_pitch = key_pitch_;
   a.value_pitch = value_pitch_;
   a.queries = kind_.queries;
-  a.query_stride = spread || per_key ? blocks() * kBlock * key_pitch_ : rows_.tokens * key_pitch_;
-  a.q = per_key ? q_folded_ : spread ? q_spread_ : rows_.q;
-  a.k = per_key ? k_folded_ : rows_.k;
-  a.e = per_key ? e_folded_ : rows_.e;
-  a.b = per_key ? b_folded_ : rows_.b;
+  a.query_stride = query_stride();
+  a.q = spreads() ? q_spread_ : rows_.q;
+  a.k = rows_.k;
+  a.e = kind_.decay_per_key ? e_rows_ : rows_.e;
+  a.b = rows_.b;
   a.erase_decayed = kind_.erase_decayed;
   a.read_decayed = !kind_.bonus;
   a.pairs = pairs_;
   a.leave = leave_;
   a.leaves = leaves_;
-  a.decay_per_key = per_key;
+  a.decay_per_key = kind_.decay_per_key;
   if (one_a_row()) {
     a.erase_factor = erase_factor_;
     a.read_factor = read_factor_;
@@ -408,33 +409,41 @@ void Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column,
   a.prefetch_tokens = rows_.tokens;
   a.scratch = block_scratch_;
   recurrence_block(isa_, a);
-  // A block multiplies by a decay of 0, which leaves a NaN where it should be dropped.
+  bool finite = true;
   for (std::int64_t i = 0; resets && i < count; ++i) {
-    if (all_finite(isa_, half_, slabs[i].state)) {
-      std::swap(state_[slab + i], state_[slabs_ + i]);
+    by_rows_[slab + i] = !all_finite(isa_, half_, slabs[i].state);
+    if (by_rows_[slab + i]) {
+      finite = false;
     } else {
-      run_rows(slab + i, slabs[i].out);
+      std::swap(state_[slab + i], state_[slabs_ + i]);
     }
   }
+  return finite;
 }
 
-// A chunk with resets and with numbers that are not finite, row by row: outputs that only know of
-// finite ones stay as they are, for they must not depend on what comes later.
-void Scan::run_rows(std::int64_t slab, float* const* out) const {
-  const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
-  bool finite = all_finite(isa_, half_, state_[slab]);
-  for (std::int64_t i = 0; i < rows(); ++i) {
-    RowArgs a = row_args(isa_, kind_, rows_, i, slab * kSlab, width, row_factors_);
-    a.s = state_[slab];
-    if (in_two_parts()) a.residue = a.s + half_;
-    a.key_stride = kSlab;
-    a.o = row_out_;
-    a.o_stride = kSlab;
-    recurrence_row(isa_, a);
-    for (std::int64_t r = 0; r < a.queries && !finite; ++r) {
-      std::copy_n(row_out_ + r * kSlab, width, out[r * out_pitch() + i]);
+// Outputs that only know of finite numbers stay as they are: they must not depend on what comes
+// later.
+void Scan::run_rows(RowSource& source, std::int64_t first, std::int64_t column) {
+  rows_.e = e_rows_;
+  source.pack(first, column, columns_, rows_);
+  for (std::int64_t slab = 0; slab < slabs_; ++slab) {
+    if (!by_rows_[slab]) continue;
+    const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
+    locate_outputs(source, first, column + slab * kSlab, out_);
+    bool finite = all_finite(isa_, half_, state_[slab]);
+    for (std::int64_t i = 0; i < rows(); ++i) {
+      RowArgs a = row_args(isa_, kind_, rows_, i, slab * kSlab, width, row_factors_);
+      a.s = state_[slab];
+      if (in_two_parts()) a.residue = a.s + half_;
+      a.key_stride = kSlab;
+      a.o = row_out_;
+      a.o_stride = kSlab;
+      recurrence_row(isa_, a);
+      for (std::int64_t r = 0; r < a.queries && !finite; ++r) {
+        std::copy_n(row_out_ + r * kSlab, width, out_[r * out_pitch() + i]);
+      }
+      finite = finite && all_finite(isa_, half_, state_[slab]);
     }
-    finite = finite && all_finite(isa_, half_, state_[slab]);
   }
 }
 
