@@ -436,6 +436,19 @@ TEST(Registry, SixteenBitTensorsAreConvertedAtTheBorder) {
   }
 }
 
+TEST(Registry, SequencesMayBeEmpty) {
+  Call call = retention_call();
+  call.backward = true;
+  for (const char* name : {"q", "k"}) call.put(name, {2, 0, 2, 4});
+  for (const char* name : {"v", "do"}) call.put(name, {2, 0, 2, 3});
+  const std::vector<NamedArray> results = call.run();
+  ASSERT_EQ(names_of(results), (std::vector<std::string>{"o", "final_state", "dq", "dk", "dv"}));
+  EXPECT_EQ(shape_string(results[0].array.tensor), "[2, 0, 2, 3]");
+  for (std::int64_t i = 0; i < results[1].array.tensor.size(); ++i) {
+    EXPECT_EQ(results[1].array.memory.f32()[i], 0);
+  }
+}
+
 TEST(Registry, MemoryOfResultsIsChecked) {
   const Call call = retention_call();
   const OperatorInfo& info = find_operator(call.op);
