@@ -26,7 +26,7 @@ BELOW = {
     "examples": [],
 }
 # Rooms at the top, which may include every room of src/, and themselves.
-TOP = ["apps/ouzel", "bench", "fuzz", "tests"]
+TOP = ["apps/ouzel", "bench", "fuzz", "python/src", "tests"]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 # Headers of C++ have no dot and no folder; these are all that C and the C ABI need besides.

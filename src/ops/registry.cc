@@ -289,22 +289,19 @@ void OperatorCall::check_names(const std::map<std::string, ConstTensor>& tensors
 }
 
 void OperatorCall::check_name(const std::string& name) const {
-  std::vector<std::string> names;
-  const auto check = [&](const TensorInfo& info, const std::string& own) {
-    if (own.empty()) return false;
-    if (own == name && !attributes_.hold(info.when)) {
-      refuse(fmt::format("{}: tensor '{}' is only taken with {}", info_.name, name, info.when));
-    }
-    if (attributes_.hold(info.when)) names.push_back(own);
-    return own == name;
-  };
-  for (const TensorInfo& input : info_.inputs) {
-    if (check(input, input.name)) return;
-  }
+  std::vector<std::pair<const std::string*, const TensorInfo*>> rows;
+  for (const TensorInfo& input : info_.inputs) rows.emplace_back(&input.name, &input);
   if (backward_) {
-    for (const TensorInfo& output : info_.outputs) {
-      if (check(output, output.gradient)) return;
-    }
+    for (const TensorInfo& output : info_.outputs) rows.emplace_back(&output.gradient, &output);
+  }
+  for (const auto& [own, row] : rows) {
+    if (*own != name) continue;
+    if (attributes_.hold(row->when)) return;
+    refuse(fmt::format("{}: tensor '{}' is only taken with {}", info_.name, name, row->when));
+  }
+  std::vector<std::string> names;
+  for (const auto& [own, row] : rows) {
+    if (!own->empty() && attributes_.hold(row->when)) names.push_back(*own);
   }
   const std::string near = did_you_mean(name, names);
   refuse(fmt::format("{} takes no tensor '{}'{}{} It takes {}", info_.name, printable(name), near,
@@ -365,18 +362,21 @@ void OperatorCall::take(const TensorInfo& info, const std::string& name,
     refuse(fmt::format("{}: {} is {}; {} was expected", info_.name, name, describe(tensor),
                        wide ? "F64 or F32" : "F32, BF16 or F16"));
   }
+  std::vector<std::pair<std::string, std::int64_t>>
+      fixed;  // letters that this tensor is the first to have
   const auto fits = [&](const std::vector<std::string>& letters) {
+    fixed.clear();
     if (static_cast<int>(letters.size()) != tensor.rank) return false;
-    std::map<std::string, Extent> bound = extents_;
     for (std::size_t i = 0; i < letters.size(); ++i) {
       const std::int64_t extent = tensor.extent[i];
-      const auto known = resolve(letters[i]);
-      if (known ? *known != extent : extent == 0 && !counts_tokens(letters[i])) {
-        extents_ = std::move(bound);
-        return false;
+      auto known = resolve(letters[i]);
+      for (const auto& [letter, value] : fixed) {
+        if (letter == letters[i]) known = value;
       }
-      if (!known) extents_[letters[i]] = {extent, name};
+      if (known ? *known != extent : extent == 0 && !counts_tokens(letters[i])) return false;
+      if (!known) fixed.emplace_back(letters[i], extent);
     }
+    for (const auto& [letter, value] : fixed) extents_[letter] = {value, name};
     return true;
   };
   for (const std::string& alternative : split(info.shape, '|')) {

@@ -1,0 +1,172 @@
+"""The functions of the operators, written from the library's table: a new law is a new function.
+
+A function takes the tensors that are always needed, then `scale`, optional tensors,
+`output_final_state`, and the other attributes, `cu_seqlens` and `form` last.
+"""
+
+from collections import namedtuple
+
+from . import _core
+
+TensorInfo = namedtuple("TensorInfo", "name shape gradient optional when dtype")
+TensorInfo.__doc__ = "A tensor that an operator takes or gives."
+AttributeInfo = namedtuple("AttributeInfo", "name kind meaning default choices")
+AttributeInfo.__doc__ = "An attribute of an operator."
+Law = namedtuple("Law", "name aliases formula source inputs outputs attributes")
+Law.__doc__ = "A row of the table of operators."
+
+_TABLE = [
+    Law(
+        name,
+        tuple(aliases),
+        formula,
+        source,
+        tuple(TensorInfo(*tensor) for tensor in inputs),
+        tuple(TensorInfo(*tensor) for tensor in outputs),
+        tuple(AttributeInfo(*a[:4], tuple(a[4])) for a in attributes),
+    )
+    for name, aliases, formula, source, inputs, outputs, attributes in _core.table()
+]
+
+
+def laws():
+    """All operators, by name: formula, source, tensors and attributes."""
+    return {law.name: law for law in _TABLE}
+
+
+def needed(tensor):
+    return not tensor.optional and not tensor.when
+
+
+def is_state(output):
+    return output.shape.startswith("N ")
+
+
+def upstream(law):
+    """The gradients that come from above."""
+    return [output for output in law.outputs if output.gradient]
+
+
+def default_of(attribute):
+    """Its value in a signature: None where `meaning` says what holds."""
+    if not attribute.default:
+        return None
+    if attribute.kind == "bool":
+        return attribute.default == "true"
+    return {"int": int, "float": float}.get(attribute.kind, str)(attribute.default)
+
+
+def parameters(law, backward):
+    """(name, default) of all parameters, in order; a default of `...` is none. Then the keyword-only."""
+    first = [(tensor.name, ...) for tensor in law.inputs if needed(tensor)]
+    tensors = [(tensor.name, None) for tensor in law.inputs if not needed(tensor)]
+    attributes = [(attribute.name, default_of(attribute)) for attribute in law.attributes]
+
+    last = ["cu_seqlens", "form"]
+
+    scale = [a for a in attributes if a[0] == "scale"]
+    rest = [a for a in attributes if a[0] not in ["scale", *last]]
+    rest += sorted((a for a in attributes if a[0] in last), key=lambda a: last.index(a[0]))
+    state = [("output_final_state", False)] if not backward and any(map(is_state, law.outputs)) else []
+    keywords = [(output.gradient, None) for output in upstream(law)] if backward else []
+    return first + scale + tensors + state + rest, keywords + [("context", None)]
+
+
+def signature(positional, keywords):
+    """As it stands between the parentheses of a `def`."""
+
+    def spelled(name, default):
+        return name if default is ... else f"{name}={default!r}"
+
+    return ", ".join([*(spelled(*p) for p in positional), "*", *(spelled(*p) for p in keywords)])
+
+
+def _shape(tensor):
+    return " or ".join("[" + ", ".join(s.split()) + "]" for s in tensor.shape.split("|"))
+
+
+def _tensor_line(tensor, name):
+    notes = [_shape(tensor)]
+    notes.append("float64 or float32" if tensor.dtype == "float64" else "float32, bfloat16 or float16")
+    if tensor.optional:
+        notes.append("optional")
+    if tensor.when:
+        notes.append("with " + tensor.when.replace(" ", ", "))
+    return f"    {name}: " + ", ".join(notes)
+
+
+def _output_line(output, index):
+    if index == 0:
+        dtype = "of the type of the first argument"
+    else:
+        dtype = "float32" + (", None without output_final_state" if is_state(output) else "")
+    when = "; with " + output.when.replace(" ", ", ") if output.when else ""
+    return f"    {output.name}: {_shape(output)}, {dtype}{when}"
+
+
+def documentation(law, backward):
+    """The docstring: formula, source, shapes, types, defaults, errors."""
+    lines = [f"Gradients of `{law.name}`, by name." if backward else law.formula]
+    if not backward:
+        lines += ["", f"Source: {law.source}"]
+    lines += ["", "Arguments:"]
+    lines += [_tensor_line(tensor, tensor.name) for tensor in law.inputs]
+    if not backward and any(map(is_state, law.outputs)):
+        lines.append("    output_final_state: whether states are returned (default: False)")
+    for attribute in law.attributes:
+        choices = ": " + ", ".join(attribute.choices) if attribute.choices else ""
+        default = f" (default: {default_of(attribute)!r})" if attribute.default else ""
+        lines.append(f"    {attribute.name}: {attribute.kind}; {attribute.meaning}{choices}{default}")
+    if backward:
+        lines += [_tensor_line(output, output.gradient) for output in upstream(law)]
+    lines.append("    context: the ouzel.Context that computes (default: one that all calls share)")
+    lines += ["", "Returns:"]
+    if backward:
+        gradients = [tensor.gradient for tensor in law.inputs if tensor.gradient]
+        lines.append(f"    a dict of {', '.join(gradients)}, those of inputs that were given, each of its")
+        lines.append("    input's shape and type")
+    else:
+        lines += [_output_line(output, i) for i, output in enumerate(law.outputs)]
+    lines += [
+        "",
+        "Letters are sizes: B batch, T tokens, H heads, K keys, V values, N sequences (B, or those of",
+        "cu_seqlens). Any strides; a last axis that is not contiguous is copied. Raises",
+        "ouzel.InvalidArgumentError for what does not fit.",
+    ]
+    return "\n".join(lines)
+
+
+def _tuple(names):
+    return "(" + "".join(name + ", " for name in names) + ")"
+
+
+def _source(law, index):
+    """The text of both functions."""
+    attributes = _tuple(a.name for a in law.attributes)
+    inputs = [tensor.name for tensor in law.inputs]
+    states = "output_final_state" if any(map(is_state, law.outputs)) else "False"
+    forward = signature(*parameters(law, backward=False))
+    backward = signature(*parameters(law, backward=True))
+    above = [output.gradient for output in upstream(law)]
+    return (
+        f"def {law.name}({forward}):\n"
+        f"    return _forward({index}, {_tuple(inputs)}, {attributes}, {states}, context)\n"
+        f"def vjp({backward}):\n"
+        f"    return _vjp({index}, {_tuple(inputs + above)}, {attributes}, context)\n"
+    )
+
+
+def functions():
+    """All functions, by names and aliases."""
+    made = {}
+    for index, law in enumerate(_TABLE):
+        space = {"_forward": _core.forward, "_vjp": _core.vjp, "__name__": "ouzel"}
+        exec(compile(_source(law, index), f"<ouzel.{law.name}>", "exec"), space)
+        function, vjp = space[law.name], space["vjp"]
+        function.__doc__ = documentation(law, backward=False)
+        vjp.__doc__ = documentation(law, backward=True)
+        vjp.__qualname__ = f"{law.name}.vjp"
+        function.vjp = vjp
+        for name in (law.name, *law.aliases):
+            made[name] = function
+    return made

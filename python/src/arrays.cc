@@ -1,0 +1,141 @@
+// DLPack and NumPy at the border.
+#include "python/src/arrays.h"
+
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "ouzel/error.h"
+
+namespace ouzel::python {
+namespace {
+
+[[noreturn]] void refuse(const std::string& sentence) {
+  throw Error(ErrorKind::kInvalidArgument, sentence);
+}
+
+std::string type_of(nb::handle object) {
+  return nb::cast<std::string>(nb::object(object.type().attr("__name__")));
+}
+
+// NumPy knows bfloat16 by an extension type only, which it exports to nobody.
+bool is_numpy_bfloat16(nb::handle object) {
+  if (!nb::hasattr(object, "dtype") || !nb::hasattr(object, "view")) return false;
+  const nb::object dtype = object.attr("dtype");
+  return nb::cast<std::string>(nb::str(dtype)) == "bfloat16";
+}
+
+DType dtype_of(const nb::dlpack::dtype& dtype, const std::string& what) {
+  using Code = nb::dlpack::dtype_code;
+  const auto is = [&](Code code, int bits) {
+    return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
+  };
+  if (is(Code::Float, 32)) return DType::kF32;
+  if (is(Code::Float, 64)) return DType::kF64;
+  if (is(Code::Float, 16)) return DType::kF16;
+  if (is(Code::Bfloat, 16)) return DType::kBF16;
+  if (is(Code::Int, 64)) return DType::kI64;
+  if (is(Code::Int, 32)) return DType::kI32;
+  if (is(Code::UInt, 8)) return DType::kU8;
+  refuse(what + " has a type of " + std::to_string(dtype.bits) +
+         " bits that is none of ours; float32, bfloat16 or float16 was expected");
+}
+
+nb::dlpack::dtype dlpack_of(DType dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const Code code = dtype == DType::kBF16 ? Code::Bfloat : Code::Float;
+  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
+}
+
+enum class Framework { kNumpy, kTorch, kJax };
+
+Framework framework_of(nb::handle like) {
+  const PyTypeObject* type = Py_TYPE(like.ptr());
+  if (std::string_view(type->tp_name) == "numpy.ndarray") return Framework::kNumpy;
+  const nb::object module =
+      nb::getattr(nb::handle(reinterpret_cast<const PyObject*>(type)), "__module__", nb::none());
+  const std::string name = nb::cast<std::string>(nb::str(module));
+  return name.starts_with("torch") ? Framework::kTorch
+         : name.starts_with("jax") ? Framework::kJax
+                                   : Framework::kNumpy;
+}
+
+}  // namespace
+
+GivenArray::GivenArray(nb::handle object, const std::string& what) {
+  nb::object source = nb::borrow(object);
+  if (!nb::try_cast(source, array_)) {
+    const bool bfloat16 = is_numpy_bfloat16(source);
+    if (bfloat16) source = source.attr("view")("uint16");
+    if (!bfloat16 || !nb::try_cast(source, array_)) {
+      // What the array itself says is wrong (a tensor that requires gradients, ...).
+      if (nb::hasattr(object, "__dlpack__")) object.attr("__dlpack__")();
+      throw nb::type_error((what + " is of type " + type_of(object) +
+                            "; a NumPy array or one with __dlpack__ was expected")
+                               .c_str());
+    }
+    tensor_.dtype = DType::kBF16;
+  } else {
+    tensor_.dtype = dtype_of(array_.dtype(), what);
+  }
+  const int device = array_.device_type();
+  if (device != nb::device::cpu::value && device != nb::device::cuda_host::value) {
+    refuse(what + " lives on a device (DLPack type " + std::to_string(device) +
+           "); move it to the CPU first");
+  }
+  if (array_.ndim() > static_cast<std::size_t>(kMaxRank)) {
+    refuse(what + " has " + std::to_string(array_.ndim()) +
+           " axes; no tensor of an operator has "
+           "more than " +
+           std::to_string(kMaxRank));
+  }
+  tensor_.data = array_.data();
+  tensor_.rank = static_cast<int>(array_.ndim());
+  for (std::size_t i = 0; i < array_.ndim(); ++i) {
+    tensor_.extent[i] = static_cast<std::int64_t>(array_.shape(i));
+    tensor_.stride[i] = array_.stride(i);
+  }
+}
+
+ResultArray::ResultArray(const std::vector<std::int64_t>& shape, DType dtype) {
+  std::int64_t bytes = size_of(dtype);
+  for (const std::int64_t extent : shape) {
+    if (__builtin_mul_overflow(bytes, extent, &bytes)) {
+      throw Error(ErrorKind::kOutOfMemory, "a result is larger than memory can be");
+    }
+  }
+  memory_ = Buffer(static_cast<std::size_t>(bytes));
+  tensor_.data = memory_.data();
+  tensor_.dtype = dtype;
+  tensor_.rank = static_cast<int>(shape.size());
+  std::int64_t step = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    tensor_.extent[i] = shape[i];
+    tensor_.stride[i] = step;
+    step *= shape[i];
+  }
+}
+
+nb::object ResultArray::release(nb::handle like) {
+  const Framework framework = framework_of(like);
+  const bool numpy_bfloat16 = framework == Framework::kNumpy && tensor_.dtype == DType::kBF16;
+  std::array<std::size_t, kMaxRank> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    shape[i] = static_cast<std::size_t>(tensor_.extent[i]);
+  auto* const memory = new Buffer(std::move(memory_));
+  const nb::capsule owner(memory, [](void* p) noexcept { delete static_cast<Buffer*>(p); });
+  const auto dtype = numpy_bfloat16 ? nb::dtype<std::uint16_t>() : dlpack_of(tensor_.dtype);
+  const auto make = [&]<class Kind>(Kind) {
+    return nb::ndarray<Kind>(tensor_.data, static_cast<std::size_t>(tensor_.rank), shape.data(),
+                             owner, nullptr, dtype)
+        .cast(nb::rv_policy::reference);
+  };
+  if (framework == Framework::kTorch) return make(nb::pytorch());
+  if (framework == Framework::kJax) return make(nb::jax());
+  nb::object array = make(nb::numpy());
+  return numpy_bfloat16 ? array.attr("view")(like.attr("dtype")) : array;
+}
+
+}  // namespace ouzel::python

@@ -1,0 +1,42 @@
+// Arrays of Python as tensors, without copies, and results as arrays of the caller's framework.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <string>
+
+#include "ouzel/tensor.h"
+#include "src/ops/registry.h"
+
+namespace ouzel::python {
+
+namespace nb = nanobind;
+
+// NumPy's, or anything with __dlpack__ on the CPU. Keeps the array alive.
+class GivenArray {
+ public:
+  // `what` names it in errors: "retention: q". Throws TypeError, Error(kInvalidArgument), or what
+  // the array's own export throws.
+  GivenArray(nb::handle object, const std::string& what);
+  const ConstTensor& tensor() const { return tensor_; }
+
+ private:
+  nb::ndarray<nb::ro> array_;
+  ConstTensor tensor_;
+};
+
+// Memory that becomes an array.
+class ResultArray {
+ public:
+  ResultArray(const std::vector<std::int64_t>& shape, DType dtype);
+  const Tensor& tensor() const { return tensor_; }
+  // Of the kind of `like`: PyTorch, JAX, else NumPy. Gives the memory away.
+  nb::object release(nb::handle like);
+
+ private:
+  Buffer memory_;
+  Tensor tensor_;
+};
+
+}  // namespace ouzel::python

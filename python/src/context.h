@@ -1,0 +1,82 @@
+// A Context as Python holds it: calls run without the GIL and one at a time, Ctrl-C ends them, and
+// a process that was forked gets threads of its own.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "ouzel/context.h"
+#include "ouzel/error.h"
+#include "ouzel/model.h"
+
+namespace ouzel::python {
+
+namespace nb = nanobind;
+
+class PyContext {
+ public:
+  PyContext(int threads, const std::optional<std::string>& isa);
+  ~PyContext();
+  PyContext(const PyContext&) = delete;
+  PyContext& operator=(const PyContext&) = delete;
+
+  int threads() const { return live_->context.threads(); }
+  std::string isa() const { return name_of(live_->context.isa()); }
+
+  // body(context, workspace), without the GIL.
+  template <class Body>
+  void run(Body&& body) {
+    Live& live = this->live();
+    try {
+      const nb::gil_scoped_release release;
+      const Turn turn(live);
+      body(live.context, live.workspace);
+    } catch (const Error&) {
+      if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal's exception
+      throw;
+    }
+  }
+  // Grows with every fork of the process: what referred to the context before refers to nothing.
+  static std::uint64_t generation();
+  Context& context() { return live().context; }
+
+ private:
+  struct Live {
+    explicit Live(const ContextOptions& options)
+        : context(options), generation(PyContext::generation()) {}
+    std::recursive_mutex mutex;
+    bool busy = false;
+    Context context;
+    Workspace workspace;
+    std::uint64_t generation;
+  };
+  // The calls of other threads wait for their turn; one from inside a call (a signal handler's)
+  // never gets it.
+  class Turn {
+   public:
+    explicit Turn(Live& live);
+    ~Turn() { live_.busy = false; }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    std::unique_lock<std::recursive_mutex> lock_;
+    Live& live_;
+  };
+  Live& live();
+
+  ContextOptions options_;
+  std::unique_ptr<Live> live_;
+};
+
+// `given`, or the one that all calls without a context share.
+PyContext& context_or_default(PyContext* given);
+
+void bind_context(nb::module_& module);
+
+}  // namespace ouzel::python

@@ -1,0 +1,48 @@
+// The extension module ouzel._core.
+#include <nanobind/nanobind.h>
+
+#include <exception>
+
+#include "ouzel/error.h"
+#include "ouzel/version.h"
+#include "python/src/context.h"
+#include "python/src/models.h"
+#include "python/src/operators.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+const char* exception_of(ouzel::ErrorKind kind) {
+  switch (kind) {
+    case ouzel::ErrorKind::kInvalidArgument:
+      return "InvalidArgumentError";
+    case ouzel::ErrorKind::kBadFile:
+      return "BadFileError";
+    case ouzel::ErrorKind::kIo:
+      return "FileAccessError";
+    case ouzel::ErrorKind::kOutOfMemory:
+      return "OutOfMemoryError";
+    case ouzel::ErrorKind::kCancelled:
+      return "CancelledError";
+  }
+  return "Error";
+}
+
+}  // namespace
+
+NB_MODULE(_core, module) {
+  module.attr("__version__") = ouzel::version();
+  nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const ouzel::Error& error) {
+      const nb::object type =
+          nb::module_::import_("ouzel._errors").attr(exception_of(error.kind()));
+      PyErr_SetString(type.ptr(), error.what());
+    }
+  });
+  ouzel::python::bind_context(module);
+  ouzel::python::bind_operators(module);
+  ouzel::python::bind_models(module);
+}

@@ -1,0 +1,257 @@
+// The table of operators, and calls of it. The functions that users see are written from the table
+// by ouzel/_operators.py; they end here.
+#include "python/src/operators.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ouzel/error.h"
+#include "python/src/arrays.h"
+#include "python/src/context.h"
+#include "src/ops/explain.h"
+#include "src/ops/operator_call.h"
+#include "src/ops/registry.h"
+
+namespace ouzel::python {
+namespace {
+
+// Values of states are as many as sequences, and given on request only.
+bool is_state(const TensorInfo& output) { return output.shape.starts_with("N "); }
+
+const char* name_of(AttributeKind kind) {
+  switch (kind) {
+    case AttributeKind::kFlag:
+      return "bool";
+    case AttributeKind::kInteger:
+      return "int";
+    case AttributeKind::kNumber:
+      return "float";
+    case AttributeKind::kText:
+      return "str";
+    case AttributeKind::kIntegers:
+      return "Sequence[int]";
+  }
+  return "";
+}
+
+nb::list table_of(const std::vector<TensorInfo>& tensors) {
+  nb::list list;
+  for (const TensorInfo& tensor : tensors) {
+    list.append(nb::make_tuple(tensor.name, tensor.shape, tensor.gradient, tensor.optional,
+                               tensor.when, tensor.dtype == DType::kF64 ? "float64" : "float32"));
+  }
+  return list;
+}
+
+nb::list table() {
+  nb::list list;
+  for (const OperatorInfo& info : operators()) {
+    nb::list attributes;
+    for (const AttributeInfo& attribute : info.attributes) {
+      attributes.append(nb::make_tuple(attribute.name, name_of(attribute.kind), attribute.meaning,
+                                       attribute.fallback, attribute.choices));
+    }
+    list.append(nb::make_tuple(info.name, info.aliases, info.formula, info.source,
+                               table_of(info.inputs), table_of(info.outputs), attributes));
+  }
+  return list;
+}
+
+// A value of Python as the text of an attribute. Throws what Python's conversion throws.
+std::string text_of(AttributeKind kind, nb::handle value) {
+  const auto integer = [](nb::handle x) {
+    const nb::object index = nb::steal(PyNumber_Index(x.ptr()));
+    if (!index.is_valid()) throw nb::python_error();
+    return nb::cast<std::string>(nb::str(index));
+  };
+  switch (kind) {
+    case AttributeKind::kText:
+      return nb::cast<std::string>(nb::str(value));
+    case AttributeKind::kFlag:
+      return nb::cast<std::string>(nb::str(value).attr("lower")());  // True of Python and of NumPy
+    case AttributeKind::kInteger:
+      return integer(value);
+    case AttributeKind::kNumber: {
+      const double number = PyFloat_AsDouble(value.ptr());
+      if (number == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+      return fmt::format("{}", number);
+    }
+    case AttributeKind::kIntegers: {
+      std::string text;
+      for (const nb::handle x : nb::iter(value)) text += (text.empty() ? "" : ",") + integer(x);
+      return "[" + text + "]";
+    }
+  }
+  return "";
+}
+
+// One call from Python: its arrays in the order of the table, those of gradients from above last.
+class Call {
+ public:
+  Call(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes, bool backward)
+      : info_(operators()[index]), attributes_(info_, texts(info_, attributes)) {
+    std::vector<const std::string*> names;
+    for (const TensorInfo& input : info_.inputs) names.push_back(&input.name);
+    if (backward) {
+      for (const TensorInfo& output : info_.outputs) {
+        if (!output.gradient.empty()) names.push_back(&output.gradient);
+      }
+    }
+    given_.reserve(names.size());
+    std::map<std::string, ConstTensor> tensors;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const nb::handle array = arrays[i];
+      if (array.is_none()) continue;
+      given_.emplace_back(array, info_.name + ": " + *names[i]);
+      tensors.emplace(*names[i], given_.back().tensor());
+      if (!like_.is_valid()) like_ = array;
+    }
+    call_.emplace(info_, attributes_, tensors, backward);
+  }
+
+  const OperatorInfo& info() const { return info_; }
+  const std::vector<ResultInfo>& results() const { return call_->results(); }
+
+  // Computes the wanted results.
+  template <class Wanted>
+  void run(PyContext& context, Wanted&& wanted) {
+    for (const ResultInfo& result : results()) {
+      if (!wanted(result)) continue;
+      const auto place =
+          memory_.emplace(result.name, ResultArray(result.shape, result.dtype)).first;
+      call_->put(result.name, place->second.tensor());
+    }
+    context.run([&](Context& with, Workspace&) { call_->run(with); });
+  }
+  // None if it was not wanted.
+  nb::object take(const std::string& result) {
+    const auto found = memory_.find(result);
+    return found == memory_.end() ? nb::none() : found->second.release(like_);
+  }
+
+ private:
+  static std::map<std::string, std::string> texts(const OperatorInfo& info,
+                                                  const nb::tuple& attributes) {
+    std::map<std::string, std::string> map;
+    for (std::size_t i = 0; i < info.attributes.size(); ++i) {
+      const nb::handle value = attributes[i];
+      if (value.is_none()) continue;
+      const AttributeInfo& attribute = info.attributes[i];
+      try {
+        std::string text = text_of(attribute.kind, value);
+        if (text != attribute.fallback) map.emplace(attribute.name, std::move(text));
+      } catch (nb::python_error& error) {
+        nb::raise_from(error, PyExc_TypeError, "%s: %s was not given a value of type %s",
+                       info.name.c_str(), attribute.name.c_str(), name_of(attribute.kind));
+      }
+    }
+    return map;
+  }
+
+  const OperatorInfo& info_;
+  Attributes attributes_;
+  std::vector<GivenArray> given_;
+  nb::handle like_;
+  std::optional<OperatorCall> call_;
+  std::map<std::string, ResultArray> memory_;
+};
+
+// The outputs: the first alone if the operator keeps no state, else a tuple of it, the final state
+// (None if not asked for) and what else the attributes call for.
+nb::object forward(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
+                   bool output_final_state, PyContext* context) {
+  Call call(index, arrays, attributes, /*backward=*/false);
+  const std::vector<TensorInfo>& outputs = call.info().outputs;
+  const auto row_of = [&](const std::string& name) {
+    return std::ranges::find(outputs, name, &TensorInfo::name);
+  };
+  call.run(context_or_default(context), [&](const ResultInfo& result) {
+    return output_final_state || !is_state(*row_of(result.name));
+  });
+  nb::list results;
+  results.append(call.take(outputs.front().name));
+  bool first_state = true;
+  for (auto output = outputs.begin() + 1; output != outputs.end(); ++output) {
+    const bool given =
+        std::ranges::find(call.results(), output->name, &ResultInfo::name) != call.results().end();
+    if (given || (is_state(*output) && first_state)) results.append(call.take(output->name));
+    first_state = first_state && !is_state(*output);
+  }
+  return results.size() == 1 ? nb::object(results[0]) : nb::object(nb::tuple(results));
+}
+
+// The gradients of all inputs that were given, by name.
+nb::dict vjp(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
+             PyContext* context) {
+  Call call(index, arrays, attributes, /*backward=*/true);
+  call.run(context_or_default(context),
+           [](const ResultInfo& result) { return result.is_gradient; });
+  nb::dict gradients;
+  for (const ResultInfo& result : call.results()) {
+    if (result.is_gradient) gradients[result.name.c_str()] = call.take(result.name);
+  }
+  return gradients;
+}
+
+nb::dict dict_of(const TokenCost& cost) {
+  nb::dict dict;
+  dict["projections"] = cost.projections;
+  dict["mixing"] = cost.mixing;
+  dict["bytes"] = cost.bytes;
+  return dict;
+}
+
+nb::dict dict_of(const MechanismCost& cost) {
+  nb::dict dict;
+  dict["training"] = dict_of(cost.training);
+  dict["prefill"] = dict_of(cost.prefill);
+  dict["decode"] = dict_of(cost.decode);
+  return dict;
+}
+
+nb::dict explain_law(const std::string& law, std::int64_t tokens, std::int64_t keys,
+                     std::int64_t values, std::int64_t heads) {
+  const OperatorInfo& info = find_operator(law);
+  const Explanation e =
+      explain(info, {.tokens = tokens, .keys = keys, .values = values, .heads = heads});
+  nb::dict dict;
+  dict["law"] = info.name;
+  dict["formula"] = info.formula;
+  dict["source"] = info.source;
+  dict["costs"] = dict_of(e.law);
+  dict["softmax_costs"] = dict_of(e.softmax);
+  dict["state_bytes"] = e.state_bytes;
+  dict["softmax_naive_bytes"] = e.naive_bytes;
+  dict["softmax_online_bytes"] = e.online_bytes;
+  dict["softmax_cache_bytes"] = e.cache_bytes;
+  dict["training_crossing"] = e.training_crossing;
+  dict["prefill_crossing"] = e.prefill_crossing;
+  dict["decode_crossing"] = e.decode_crossing;
+  dict["memory_crossing"] = e.memory_crossing;
+  return dict;
+}
+
+}  // namespace
+
+void bind_operators(nb::module_& module) {
+  module.def("table", table);
+  module.def("forward", forward, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("vjp", vjp, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("explain", explain_law, nb::arg("law"), nb::arg("T") = 4096, nb::arg("K") = 64,
+             nb::arg("V") = 64, nb::arg("H") = 16,
+             "What a law costs by count, beside softmax attention of the same sizes: operations "
+             "and bytes\nper token and all heads, bytes of states and caches, and the lengths T "
+             "where the two cross.\nRaises ouzel.InvalidArgumentError for an operator without a "
+             "recurrent state.");
+}
+
+}  // namespace ouzel::python

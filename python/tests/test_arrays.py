@@ -1,0 +1,184 @@
+"""What arrays are taken, how, and what comes back."""
+
+import ctypes
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ouzel
+
+
+def sample(shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def triple(shape=(2, 37, 3, 8)):
+    return [sample(shape, seed) for seed in range(3)]
+
+
+class OnlyDlpack:
+    """An array of some framework: nothing but DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **keywords):
+        return self.array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize(
+    "lay_out",
+    [
+        lambda x: np.stack([x, x, x], axis=2)[:, :, 1],  # rows of q, k, v beside each other
+        lambda x: np.ascontiguousarray(x[:, ::-1])[:, ::-1],  # tokens backwards in memory
+        lambda x: np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3),
+        lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+        np.asfortranarray,  # a last axis that is not contiguous: copied
+        lambda x: np.ascontiguousarray(x[..., ::-1])[..., ::-1],
+        lambda x: np.frombuffer(b"?" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(x.shape),
+        OnlyDlpack,
+        memoryview,
+    ],
+)
+def test_any_layout_gives_the_same_bits(lay_out):
+    arrays = triple()
+    expected = ouzel.retention(*arrays, output_final_state=True)
+    got = ouzel.retention(*map(lay_out, arrays), output_final_state=True)
+    assert all(map(np.array_equal, got, expected))
+    upstream = sample(arrays[2].shape, 3)
+    want = ouzel.retention.vjp(*arrays, do=upstream)
+    have = ouzel.retention.vjp(*map(lay_out, arrays), do=lay_out(upstream))
+    assert all(np.array_equal(have[name], want[name]) for name in want)
+
+
+def test_broadcast_arrays_are_read_as_they_are():
+    q, k, v = triple()
+    one = np.broadcast_to(k[:, :, :1], k.shape)
+    assert one.strides[2] == 0
+    assert np.array_equal(ouzel.retention(q, one, v)[0], ouzel.retention(q, one.copy(), v)[0])
+
+
+def test_read_only_arrays_are_taken():
+    arrays = triple()
+    expected = ouzel.retention(*arrays)[0]
+    for array in arrays:
+        array.flags.writeable = False
+    assert np.array_equal(ouzel.retention(*arrays)[0], expected)
+
+
+def test_results_are_aligned_writable_and_their_own():
+    o, state = ouzel.retention(*triple(), output_final_state=True)
+    for result in (o, state):
+        assert result.flags.writeable and result.flags.c_contiguous and result.dtype == np.float32
+        assert result.ctypes.data % 64 == 0
+    kept = o.copy()
+    del state
+    ouzel.retention(*triple())
+    assert np.array_equal(o, kept)
+
+
+def test_empty_arrays():
+    q = np.zeros((2, 0, 3, 8), np.float32)
+    o, state = ouzel.retention(q, q, q, output_final_state=True)
+    assert o.shape == q.shape and not state.any()
+    assert ouzel.retention.vjp(q, q, q, do=q)["dk"].shape == q.shape
+    with pytest.raises(ouzel.InvalidArgumentError, match="q has shape"):
+        ouzel.retention(np.zeros((2, 5, 0, 8), np.float32), *[sample((2, 5, 3, 8))] * 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_sixteen_bit_floats(dtype):
+    arrays = [array.astype(dtype) for array in triple()]
+    wide = [array.astype(np.float32) for array in arrays]
+    o, state = ouzel.retention(*arrays, output_final_state=True)
+    expected, expected_state = ouzel.retention(*wide, output_final_state=True)
+    assert o.dtype == dtype and state.dtype == np.float32
+    assert np.array_equal(o, expected.astype(dtype))
+    assert np.array_equal(state, expected_state)
+    gradients = ouzel.retention.vjp(*arrays, do=arrays[2])
+    for name, gradient in ouzel.retention.vjp(*wide, do=wide[2]).items():
+        assert gradients[name].dtype == dtype
+        assert np.array_equal(gradients[name], gradient.astype(dtype))
+
+
+def test_types_that_are_not_taken():
+    q, k, v = triple()
+    for dtype, sentence in (
+        (np.float64, r"retention: k is F64 \[2, 37, 3, 8\]; F32, BF16 or F16 was expected"),
+        (np.int32, "retention: k is I32"),
+        (np.complex64, "retention: k has a type of 64 bits"),
+    ):
+        with pytest.raises(ouzel.InvalidArgumentError, match=sentence):
+            ouzel.retention(q, k.astype(dtype), v)
+    for wrong in ([1.0, 2.0], 3, "text", object()):
+        with pytest.raises(TypeError, match=r"retention: k is of type \w+; a NumPy array or one"):
+            ouzel.retention(q, wrong, v)
+    with pytest.raises(ouzel.InvalidArgumentError, match="tensor 'k' .* is missing"):
+        ouzel.retention(q, None, v)
+    with pytest.raises(ouzel.InvalidArgumentError, match="k has 6 axes"):
+        ouzel.retention(q, k[None, None], v)
+    with pytest.raises(ouzel.InvalidArgumentError, match=r"k has shape \[2, 37, 3, 4\]"):
+        ouzel.retention(q, k[..., :4], v)
+
+
+def test_what_an_array_says_of_itself_is_passed_on():
+    class Refuses:
+        def __dlpack__(self, **keywords):
+            raise RuntimeError("detach me first")
+
+    q, k, v = triple()
+    with pytest.raises(RuntimeError, match="detach me first"):
+        ouzel.retention(q, Refuses(), v)
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
+        ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+    ]
+
+
+def test_arrays_of_devices_are_refused():
+    class OnDevice:
+        def __dlpack__(self, **keywords):
+            self.shape = (ctypes.c_int64 * 4)(1, 2, 1, 4)
+            self.tensor = DLTensor(None, 2, 0, 4, 2, 32, 1, self.shape)
+            capsule = ctypes.pythonapi.PyCapsule_New
+            capsule.restype = ctypes.py_object
+            capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+            return capsule(ctypes.addressof(self.tensor), b"dltensor", None)
+
+    with pytest.raises(ouzel.InvalidArgumentError, match="q lives on a device .* move it to the CPU"):
+        ouzel.retention(OnDevice(), *[sample((1, 2, 1, 4))] * 2)
+
+
+def test_large_arrays_are_not_copied():
+    # Rows of q, k and v beside each other, 192 MiB; the outputs are 64 MiB. A copy of one would show.
+    code = """
+import resource
+import numpy as np
+import ouzel
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+qkv = np.ones((1, 1 << 14, 3, 16, 64), np.float32)
+context = ouzel.Context(threads=1)
+ouzel.retention(*(qkv[:, :128, i] for i in range(3)), context=context)
+before = peak()
+o, _ = ouzel.retention(*(qkv[:, :, i] for i in range(3)), context=context)
+print(peak() - before, o.nbytes >> 20)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    grown, output = map(int, run.stdout.split())
+    assert output == 64
+    assert grown < output + 32, f"{grown} MiB for an output of {output} MiB"

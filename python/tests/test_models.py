@@ -1,0 +1,168 @@
+"""Models, states and generation."""
+
+import copy
+import itertools
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import ouzel
+
+CONFIG = {
+    "model_type": "retnet", "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_heads": 2, "intermediate_size": 32, "initializer_range": 0.3,
+    "attn": {"layers": [1], "num_heads": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    ouzel.Model.random(CONFIG, seed=7).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return ouzel.Model.load(folder)
+
+
+def test_a_model_is_what_was_saved(model):
+    again = ouzel.Model.random(CONFIG, seed=7)
+    assert model.fingerprint == again.fingerprint
+    assert model.fingerprint != ouzel.Model.random(CONFIG, seed=8).fingerprint
+    assert model.vocab_size == 256 and model.config["hidden_size"] == 32
+    assert model.parameter_count > 10000
+    assert repr(model).startswith("<ouzel.Model of ")
+
+
+def test_files_that_are_no_model(tmp_path):
+    with pytest.raises(ouzel.FileAccessError, match="nowhere") as caught:
+        ouzel.Model.load(tmp_path / "nowhere")
+    assert isinstance(caught.value, OSError)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ouzel.BadFileError):
+        ouzel.Model.load(tmp_path)
+    with pytest.raises(ouzel.Error, match="abacus"):
+        ouzel.Model.random({"model_type": "abacus"})
+
+
+def test_forward_continues_states(model):
+    text = b"Hello, hello"
+    every = model.forward(text, every_token=True)
+    assert every.shape == (12, 256) and every.dtype == np.float32
+    assert np.array_equal(model.forward(text), every[-1])
+    for tokens in (text.decode(), list(text), np.frombuffer(text, np.uint8),
+                   np.array(list(text), np.int32), np.array(list(text))[::1]):
+        assert np.array_equal(model.forward(tokens), every[-1])
+    state = model.new_state()
+    for i, token in enumerate(text):
+        logits = model.forward([token], state)
+        assert np.abs(logits - every[i]).max() < 1e-4
+    assert state.position == 12 and state.capacity >= 12
+
+    # Rows of a batch, each with a state of its own.
+    rows = np.frombuffer(text, np.uint8).reshape(2, 6).astype(np.int64)
+    states = [model.new_state(), model.new_state()]
+    logits = model.forward(rows, states)
+    assert logits.shape == (2, 256)
+    assert np.array_equal(logits[0], every[5])
+    assert [s.position for s in states] == [6, 6]
+    assert model.forward(rows, every_token=True).shape == (2, 6, 256)
+
+
+def test_forward_refuses(model):
+    for tokens, error in (
+        ([256], ouzel.InvalidArgumentError), ([-1], ouzel.InvalidArgumentError),
+        (np.zeros(3, np.float32), ouzel.InvalidArgumentError),
+        (np.zeros((1, 1, 1), np.int32), ouzel.InvalidArgumentError),
+        (["a"], RuntimeError), (object(), TypeError),
+    ):
+        with pytest.raises(error):
+            model.forward(tokens)
+    with pytest.raises(ouzel.InvalidArgumentError, match="2 sequences were given 1 states"):
+        model.forward(np.zeros((2, 3), np.int32), [model.new_state()])
+    with pytest.raises(ouzel.Error):
+        model.forward([1], ouzel.Model.random(CONFIG, seed=9).new_state())
+
+
+def test_states_are_values(model, tmp_path):
+    state = model.new_state()
+    model.forward(b"abc", state)
+    twins = [state.copy(), copy.copy(state), copy.deepcopy(state)]
+    assert all(twin == state for twin in twins)
+    model.forward(b"d", twins[0])
+    assert twins[0] != state and twins[1] == state and state != 3
+    path = tmp_path / "a.state"
+    state.save(path)
+    assert model.load_state(path) == state
+    assert model.load_state(os.fspath(path)).fingerprint == state.fingerprint
+    with pytest.raises(ouzel.BadFileError, match="another model|fingerprint"):
+        ouzel.Model.random(CONFIG, seed=9).load_state(path)
+    assert "token 3" in repr(state) and state.nbytes > 0
+    state.clear()
+    assert state == model.new_state()
+
+
+def test_generation_is_an_iterator(model):
+    options = {"temperature": 0.9, "seed": 3}
+    pieces = list(model.generate("In the ", 40, **options))
+    assert all(isinstance(piece, str) and piece for piece in pieces)
+    as_bytes = b"".join(model.generate(b"In the ", 40, **options))
+    assert len(as_bytes) == 40
+    assert "".join(pieces) == as_bytes.decode(errors="replace")
+    endless = model.generate(b"In the ", **options)
+    assert b"".join(itertools.islice(endless, 40)) == as_bytes
+    assert endless.finish is None and endless.position == 47
+
+
+def test_generation_goes_on_from_its_state(model, tmp_path):
+    whole = b"".join(model.generate(b"In the ", 40, temperature=0.9, seed=3))
+    generation = model.generate(b"In the ", 15, temperature=0.9, seed=3)
+    first = b"".join(generation)
+    assert generation.finish == "length"
+    generation.state.save(tmp_path / "s")
+    # The sampling options are in the state.
+    second = b"".join(model.generate(b"", 25, state=model.load_state(tmp_path / "s")))
+    assert first + second == whole
+
+
+def test_generation_stops(model):
+    text = b"".join(model.generate(b"In the ", 60, seed=4))
+    end, byte = next((i, c) for i, c in enumerate(text) if i >= 10 and c < 128)
+    generation = model.generate(b"In the ", 60, seed=4, stop=[chr(byte)])
+    assert b"".join(generation) == text[: text.index(byte)] and generation.finish == "stop"
+    assert text.index(byte) <= end
+    with pytest.raises(TypeError, match="prompt must be str or bytes"):
+        model.generate(3)
+    with pytest.raises(ouzel.InvalidArgumentError, match="top-p"):
+        model.generate("a", 3, top_p=-1)
+    with pytest.raises(ouzel.InvalidArgumentError, match="at least 0"):
+        model.generate("a", -3)
+
+
+def test_a_model_serves_threads_and_a_state_one_at_a_time(model):
+    expected = model.forward(b"threads")
+    state, results, errors = model.new_state(), [], []
+
+    def alone():
+        context = ouzel.Context(threads=1)
+        results.extend(model.forward(b"threads", context=context) for _ in range(10))
+
+    def together():
+        for _ in range(50):
+            try:
+                model.forward(b"threads", state, context=ouzel.Context(threads=1))
+            except ouzel.InvalidArgumentError as error:
+                errors.append(str(error))
+
+    threads = [threading.Thread(target=f) for f in (alone, alone, together, together)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 20 and all(np.array_equal(r, expected) for r in results)
+    assert set(errors) <= {"this state is being used by another thread"}
+    assert state.position == 7 * (100 - len(errors))

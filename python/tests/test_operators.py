@@ -1,0 +1,165 @@
+"""Every operator of the table as a function: results, gradients, signatures, documentation."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import golden
+import ouzel
+from ouzel import _operators
+
+OUTPUT_BOUND, GRADIENT_BOUND = 5e-6, 2e-5  # docs/numerics.md
+
+
+def sample(shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def holds(conditions, law, given):
+    """Whether "normalize=true form!=parallel" is what the call says."""
+    for condition in conditions.split():
+        name, _, value = condition.partition("=")
+        negated, name = name.endswith("!"), name.rstrip("!")
+        default = next(a.default for a in law.attributes if a.name == name)
+        if (str(given.get(name, default)).lower() == value) == negated:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("path", golden.files(), ids=lambda path: path.stem)
+def test_golden_files(path):
+    file = golden.Golden(path)
+    function = getattr(ouzel, file.metadata["op"])
+    law = ouzel.laws()[function.__name__]
+    given = file.arguments(law, file.metadata["inputs"]) | file.attributes(law)
+    stateful = any(map(_operators.is_state, law.outputs))
+    results = function(**given, **({"output_final_state": True} if stateful else {}))
+    results = results if isinstance(results, tuple) else (results,)
+    names = [output.name for output in law.outputs if holds(output.when, law, given)]
+    got = dict(zip(names, [r for r in results if r is not None], strict=True))
+    golden.check({n: file.tensors[n] for n in file.metadata["outputs"]}, got, OUTPUT_BOUND)
+
+    if not file.metadata.get("grads"):
+        return
+    upstream = file.arguments(law, file.metadata["upstream"])
+    gradients = function.vjp(**given, **upstream)
+    expected = {name: file.tensors[name] for name in file.metadata["grads"]}
+    golden.check(expected, gradients, GRADIENT_BOUND)
+
+
+def test_every_row_of_the_table_is_a_function():
+    laws = ouzel.laws()
+    assert len(laws) >= 4
+    for name, law in laws.items():
+        function = getattr(ouzel, name)
+        assert all(getattr(ouzel, alias) is function for alias in law.aliases)
+        assert name in ouzel.__all__
+        for part in [law.formula, law.source, *(f"    {t.name}: [" for t in law.inputs)]:
+            assert part in function.__doc__
+        parameters = list(inspect.signature(function).parameters)
+        assert parameters[-1] == "context"
+        assert set(parameters) >= {t.name for t in law.inputs} | {a.name for a in law.attributes}
+        gradients = {output.gradient for output in law.outputs if output.gradient}
+        assert gradients <= set(inspect.signature(function.vjp).parameters)
+        assert all(tensor.gradient in function.vjp.__doc__ for tensor in law.inputs)
+
+
+def test_signatures_are_those_of_the_field():
+    assert str(inspect.signature(ouzel.gated_delta_rule)).startswith(
+        "(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, "
+    )
+    assert list(inspect.signature(ouzel.gated_delta_rule).parameters)[-3:] == [
+        "cu_seqlens", "form", "context",
+    ]
+
+
+def test_stubs_have_the_same_signatures():
+    stub = Path(ouzel.__file__).with_name("__init__.pyi")
+    tree = ast.parse(stub.read_text())
+    assert Path(ouzel.__file__).with_name("py.typed").exists()
+    assert ast.parse(stub.with_name("_core.pyi").read_text()).body
+    protocols = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    types = {
+        node.target.id: node.annotation.id
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and node.annotation.id in protocols
+    }
+    for law in ouzel.laws().values():
+        function = getattr(ouzel, law.name)
+        methods = {m.name: m for m in protocols[types[law.name]].body}
+        for method, real in (("__call__", function), ("vjp", function.vjp)):
+            args = methods[method].args
+            named = [arg.arg for arg in args.args[1:] + args.kwonlyargs]
+            assert named == list(inspect.signature(real).parameters)
+
+
+def test_what_is_returned_follows_what_is_asked_for():
+    q = k = v = sample((2, 5, 2, 4))
+    o, state = ouzel.retention(q, k, v)
+    assert state is None
+    o2, state = ouzel.retention(q, k, v, output_final_state=True)
+    assert state.shape == (2, 2, 4, 4) and np.array_equal(o, o2)
+    assert [x is None for x in ouzel.retention(q, k, v, form="parallel")] == [False, True, False]
+    o, state, z = ouzel.linear_attention(q, k, v, normalize=True, feature_map="elu1",
+                                         output_final_state=True)
+    assert z.shape == (2, 2, 4)
+    assert isinstance(ouzel.softmax_attention(q, k, v), np.ndarray)
+    gradients = ouzel.retention.vjp(q, k, v, do=o)
+    assert list(gradients) == ["dq", "dk", "dv"]
+    gradients = ouzel.retention.vjp(q, k, v, initial_state=state, do=o)
+    assert gradients["dh0"].shape == state.shape
+
+
+def test_states_carry_a_sequence_on():
+    q, k, v = (sample((1, 128, 2, 16), seed) for seed in range(3))
+    whole, _ = ouzel.retention(q, k, v)
+    first, state = ouzel.retention(q[:, :64], k[:, :64], v[:, :64], output_final_state=True)
+    second, _ = ouzel.retention(q[:, 64:], k[:, 64:], v[:, 64:], initial_state=state)
+    assert np.array_equal(np.concatenate([first, second], axis=1), whole)
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array, lambda x: np.array(x, np.int32)])
+def test_packed_sequences(make):
+    q, k, v = (sample((1, 9, 2, 4), seed) for seed in range(3))
+    packed, states = ouzel.retention(q, k, v, cu_seqlens=make([0, 4, 4, 9]), output_final_state=True)
+    assert states.shape == (3, 2, 4, 4)
+    alone, _ = ouzel.retention(q[:, 4:], k[:, 4:], v[:, 4:])
+    assert np.array_equal(packed[:, 4:], alone)
+
+
+def test_attributes_are_values_of_python():
+    q = k = v = sample((1, 5, 2, 4))
+    half = ouzel.retention(q, k, v, scale=0.5)[0]
+    assert np.array_equal(half, ouzel.retention(q, k, v, scale=np.float32(0.5))[0])
+    turned = ouzel.retention(q, k, v, reverse=True)[0]
+    assert np.array_equal(turned, ouzel.retention(q, k, v, reverse=np.True_)[0])
+    assert not np.array_equal(turned, ouzel.retention(q, k, v)[0])
+    ouzel.retention(q, k, v, H=np.int64(2))
+    for wrong in ({"scale": "0.5"}, {"H": 2.0}, {"cu_seqlens": 5}, {"cu_seqlens": [0, 2.5, 5]}):
+        with pytest.raises(TypeError, match="retention: .* was not given a value of type"):
+            ouzel.retention(q, k, v, **wrong)
+    for wrong, sentence in (
+        ({"form": "fast"}, "retention: form 'fast' is not one of auto, scan, parallel"),
+        ({"scale": float("nan")}, "scale 'nan' is not a number"),
+        ({"reverse": 2}, "reverse '2' is not true or false"),
+        ({"H": 3}, "retention: H says 3 heads and v has 2"),
+    ):
+        with pytest.raises(ouzel.InvalidArgumentError, match=sentence):
+            ouzel.retention(q, k, v, **wrong)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'scael'"):
+        ouzel.retention(q, k, v, scael=1)
+
+
+def test_explain():
+    costs = ouzel.explain("retention", T=1024, K=32, V=32, H=2)
+    assert costs["law"] == "retention"
+    assert costs["state_bytes"] == 2 * 32 * 32 * 4
+    assert costs["softmax_cache_bytes"] == 1024 * 2 * (32 + 32) * 4
+    assert costs["costs"]["decode"]["bytes"] > 0
+    with pytest.raises(ouzel.InvalidArgumentError):
+        ouzel.explain("softmax_attention")
+    with pytest.raises(ouzel.InvalidArgumentError, match="did you mean 'retention'"):
+        ouzel.explain("retntion")
