@@ -48,10 +48,11 @@ class OperatorCall {
   // Given, or from `cu_seqlens`; null: every batch row is a sequence.
   const Segments* segments() const { return segments_ ? &*segments_ : nullptr; }
 
-  // By name, with the table's type and unit last stride; absent where the call has none: an
-  // optional input that was not given, the gradient of such an input or of a forward call, an
-  // output that the attributes rule out, a result that is not wanted (the first output always is).
-  ConstTensor in(const std::string& name) const { return get(in_, name); }
+  // By name, with the table's type (or a 16-bit one, where the row says that it takes them) and
+  // unit last stride; absent where the call has none: an optional input that was not given, the
+  // gradient of such an input or of a forward call, an output that the attributes rule out, a
+  // result that is not wanted (the first output always is).
+  ConstTensor in(const std::string& name) const { return get(in_, name).tensor; }
   Tensor out(const std::string& name) const { return get(out_, name); }
   // The value of a letter of the table, after all inputs have been seen.
   std::int64_t extent(const std::string& letter) const { return extents_.at(letter).value; }
@@ -60,6 +61,10 @@ class OperatorCall {
   void set_extent(const std::string& letter, std::int64_t value, const std::string& from);
 
  private:
+  struct Taken {
+    ConstTensor tensor;
+    DType dtype = DType::kF32;  // as the row takes it
+  };
   struct Extent {
     std::int64_t value = 0;
     std::string from;  // the tensor that fixed it
@@ -86,8 +91,7 @@ class OperatorCall {
   bool backward_;
   std::optional<Segments> segments_;
   std::map<std::string, Extent> extents_;
-  std::map<std::string, ConstTensor> in_;  // inputs and gradients from above
-  std::map<std::string, DType> types_;     // of these, in the table
+  std::map<std::string, Taken> in_;  // inputs and gradients from above
   std::vector<ResultInfo> results_;
   Array no_gradient_;                  // zeros for the first output where only others have one
   std::map<std::string, Tensor> out_;  // outputs and gradients of inputs

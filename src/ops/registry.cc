@@ -113,6 +113,8 @@ bool is_plain(const ConstTensor& tensor, DType dtype) {
              0;
 }
 
+bool is_state(const TensorInfo& info) { return info.shape.starts_with("N "); }
+
 std::vector<std::int64_t> shape_vector(const ConstTensor& tensor) {
   return {tensor.extent.begin(), tensor.extent.begin() + tensor.rank};
 }
@@ -259,7 +261,7 @@ OperatorCall::OperatorCall(const OperatorInfo& info, const Attributes& attribute
   }
   if (in(first.gradient).present()) return;
   no_gradient_ = Array(shape_of(first), first.dtype);
-  in_[first.gradient] = no_gradient_.tensor;
+  in_[first.gradient] = {no_gradient_.tensor, first.dtype};
 }
 
 void OperatorCall::set_extent(const std::string& letter, std::int64_t value,
@@ -385,8 +387,8 @@ void OperatorCall::take(const TensorInfo& info, const std::string& name,
       refuse(fmt::format("{}: {} sequences are more than the {} that one call takes", info_.name,
                          *n, kMaxSequences));
     }
-    in_[name] = tensor;
-    types_[name] = info.dtype;
+    const bool half = info_.takes_half && is_half(tensor.dtype) && !is_state(info);
+    in_[name] = {tensor, half ? tensor.dtype : info.dtype};
     return;
   }
   refuse(fmt::format("{}: {} has shape {}; expected {}", info_.name, name, shape_string(tensor),
@@ -409,26 +411,29 @@ void OperatorCall::list_results() {
     if (!attributes_.hold(output.when)) continue;
     const bool first = &output == &info_.outputs.front();
     results_.push_back(
-        {output.name, false, false,
-         first ? narrowed(in(info_.inputs.front().name), output.dtype) : output.dtype,
-         shape_of(output)});
+        {.name = output.name,
+         .is_state = is_state(output),
+         .dtype = first ? narrowed(in(info_.inputs.front().name), output.dtype) : output.dtype,
+         .shape = shape_of(output)});
   }
   if (!backward_) return;
   for (const TensorInfo& input : info_.inputs) {
     const ConstTensor given = in(input.name);
     if (input.gradient.empty() || !given.present()) continue;
-    const bool is_weight = input.shape.find_first_of("BN") == std::string::npos;
-    results_.push_back(
-        {input.gradient, true, is_weight, narrowed(given, input.dtype), shape_vector(given)});
+    results_.push_back({.name = input.gradient,
+                        .is_gradient = true,
+                        .is_weight = input.shape.find_first_of("BN") == std::string::npos,
+                        .is_state = is_state(input),
+                        .dtype = narrowed(given, input.dtype),
+                        .shape = shape_vector(given)});
   }
 }
 
 const ResultInfo& OperatorCall::result(const std::string& name) const {
+  const auto found = std::ranges::find(results_, name, &ResultInfo::name);
+  if (found != results_.end()) return *found;
   std::vector<std::string> names;
-  for (const ResultInfo& info : results_) {
-    if (info.name == name) return info;
-    names.push_back(info.name);
-  }
+  for (const ResultInfo& info : results_) names.push_back(info.name);
   const std::string near = did_you_mean(name, names);
   refuse(fmt::format("this call of {} does not give '{}'{}{} It gives {}", info_.name,
                      printable(name), near, near.empty() ? "." : "", joined(names)));
@@ -455,18 +460,24 @@ void OperatorCall::put(const std::string& name, const Tensor& memory) {
 void OperatorCall::run(Context& context) {
   context_ = &context;
   std::vector<Array> converted;
-  for (auto& [name, tensor] : in_) {
-    if (is_plain(tensor, types_[name])) continue;
-    converted.emplace_back(shape_vector(tensor), types_[name]);
-    copy_tensor(context, tensor, converted.back().tensor);
-    tensor = converted.back().tensor;
+  for (auto& [name, taken] : in_) {
+    if (is_plain(taken.tensor, taken.dtype)) continue;
+    converted.emplace_back(shape_vector(taken.tensor), taken.dtype);
+    copy_tensor(context, taken.tensor, converted.back().tensor);
+    taken.tensor = converted.back().tensor;
   }
-  // What is not written straight: gradients of weights are added to, so they begin at zero.
+  // What is not written straight. Gradients of weights are added to, so they begin at zero.
   std::vector<std::pair<Tensor, Tensor>> back;
   for (const ResultInfo& result : results_) {
     const Tensor wanted = out(result.name);
     const bool first = &result == &results_.front();
-    if (wanted.present() ? is_plain(wanted, DType::kF32) && !result.is_weight : !first) continue;
+    if (!wanted.present() && !first) continue;
+    const bool half = info_.takes_half && !result.is_state && (first || result.is_gradient) &&
+                      is_half(wanted.dtype);
+    if (wanted.present() && !result.is_weight &&
+        is_plain(wanted, half ? wanted.dtype : DType::kF32)) {
+      continue;
+    }
     converted.emplace_back(result.shape);
     out_[result.name] = converted.back().tensor;
     if (wanted.present()) back.emplace_back(out_[result.name], wanted);

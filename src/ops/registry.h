@@ -67,6 +67,9 @@ struct OperatorInfo {
   // Sets the extents that follow from attributes or from others, once all inputs have been seen;
   // null: there are none.
   void (*set_extents)(OperatorCall& call) = nullptr;
+  // Inputs, the first output and gradients may be bfloat16 or float16, each its own type; states
+  // are float32. Elsewhere 16-bit tensors are converted around the call.
+  bool takes_half = false;
 
   const AttributeInfo* find_attribute(std::string_view attribute) const;  // null: it has none such
   std::vector<std::string> attribute_names() const;
@@ -114,8 +117,8 @@ struct NamedArray {
 struct ResultInfo {
   std::string name;
   bool is_gradient = false;
-  // The gradient of a weight: it is no row of tokens or sequences.
-  bool is_weight = false;
+  bool is_weight = false;  // or the gradient of one: it has no rows of tokens or sequences
+  bool is_state = false;   // or the gradient of one: it has a row for each sequence
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
 };

@@ -73,6 +73,7 @@ OperatorInfo row_of(const Law& law) {
                                "Rows of k, v and beta for each token (TN = T times it)", "1"});
   }
   info.run = run_matrix_law;
+  info.takes_half = true;
   // Useful operations of design: a gradient of log decays costs 2 more.
   const double decays = law.decay == DecayKind::kNone ? 0 : 2;
   switch (law.erase) {
