@@ -31,11 +31,15 @@ float HgrnForward(const TokenRange& range, TokenRows<const float> x, TokenRows<c
     const float* gt = g.data + t * g.stride;
     float* ot = o.data + t * o.stride;
     ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+      fetch(xt + i, x.stride);
+      fetch(gt + i, g.stride);
       const V given = lanes.Load(d, gt + i);
       top = hn::IfThenElse(hn::Gt(given, top), given, top);
       const V gate = math::at_most(d, hn::Zero(d), given);
       V h = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
-      decay_and_add(d, gate, math::exp(d, gate), lanes.Load(d, xt + i), h, rest);
+      V factor, minus_1;
+      decay_factors(d, gate, factor, minus_1);
+      h = two_part_sum(d, h, rest, factor, minus_1, lanes.Load(d, xt + i));
       lanes.Store(h, d, high + i);
       lanes.Store(rest, d, low + i);
       lanes.Output(h, d, ot + i, range.stream);
@@ -54,8 +58,12 @@ void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<c
     const float* gt = g.data + t * g.stride;
     const float* before = t > 0 ? h.data + (t - 1) * h.stride : h0;
     ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+      fetch(gt + i, -g.stride);
+      fetch(before + i, -h.stride);
+      fetch(d_o.data + t * d_o.stride + i, -d_o.stride);
       const V gate = math::at_most(d, hn::Zero(d), lanes.Load(d, gt + i));
-      const V factor = math::exp(d, gate);
+      V factor, minus_1;
+      decay_factors(d, gate, factor, minus_1);
       V dh = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
       add_to_sum(d, lanes.Load(d, d_o.data + t * d_o.stride + i), dh, rest);
       if (dx.data != nullptr) lanes.Output(dh, d, dx.data + t * dx.stride + i, range.stream);
@@ -64,7 +72,7 @@ void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<c
         lanes.Output(hn::IfThenZeroElse(hn::Eq(gate, reset), product), d,
                      dg.data + t * dg.stride + i, range.stream);
       }
-      decay_and_add(d, gate, factor, hn::Zero(d), dh, rest);
+      dh = two_part_sum(d, dh, rest, factor, minus_1, hn::Zero(d));
       lanes.Store(dh, d, high + i);
       lanes.Store(rest, d, low + i);
     });

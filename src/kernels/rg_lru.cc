@@ -22,10 +22,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-// sqrt(1 - e^(2L)), or 1.
-HWY_INLINE V Root(D d, V log_a, bool is_one) {
-  if (is_one) return hn::Set(d, 1.0f);
-  return hn::Sqrt(hn::Neg(math::expm1(d, hn::Add(log_a, log_a))));
+// sqrt(1 - a^2) = sqrt((1 - a) (1 + a)), or 1.
+HWY_INLINE V Root(D d, V a, V minus_1, bool is_one) {
+  const V one = hn::Set(d, 1.0f);
+  return is_one ? one : hn::Sqrt(hn::Mul(hn::Neg(minus_1), hn::Add(one, a)));
 }
 
 void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<float> o, float* high,
@@ -38,11 +38,17 @@ void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<floa
     float* ot = o.data + t * o.stride;
     const bool is_one = rows.first_is_one && t == 0;
     ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+      fetch(xt + i, rows.x.stride);
+      fetch(rt + i, rows.r.stride);
+      fetch(it + i, rows.i.stride);
       const V rate = lanes.Load(d, rows.rate + i);
-      const V log_a = hn::Neg(hn::Mul(rate, math::sigmoid(d, lanes.Load(d, rt + i))));
-      const V input = hn::Mul(math::sigmoid(d, lanes.Load(d, it + i)), lanes.Load(d, xt + i));
+      V open, in;
+      two_sigmoids(d, lanes.Load(d, rt + i), lanes.Load(d, it + i), open, in);
+      const V log_a = hn::Neg(hn::Mul(rate, open)), input = hn::Mul(in, lanes.Load(d, xt + i));
       V h = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
-      decay_and_add(d, log_a, math::exp(d, log_a), hn::Mul(Root(d, log_a, is_one), input), h, rest);
+      V a, minus_1;
+      decay_factors(d, log_a, a, minus_1);
+      h = two_part_sum(d, h, rest, a, minus_1, hn::Mul(Root(d, a, minus_1, is_one), input));
       lanes.Store(h, d, high + i);
       lanes.Store(rest, d, low + i);
       lanes.Output(h, d, ot + i, range.stream);
@@ -65,12 +71,16 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
         if (list.data != nullptr) lanes.Output(value, d, token(list), range.stream);
       };
       const V rate = lanes.Load(d, rows.rate + i);
-      const V open = math::sigmoid(d, lanes.Load(d, token(rows.r)));
-      const V in = math::sigmoid(d, lanes.Load(d, token(rows.i)));
+      for (const TokenRows<const float>& list : {rows.x, rows.r, rows.i, h, d_o}) {
+        fetch(token(list), -list.stride);
+      }
+      V open, in;
+      two_sigmoids(d, lanes.Load(d, token(rows.r)), lanes.Load(d, token(rows.i)), open, in);
       const V x = lanes.Load(d, token(rows.x));
       const V log_a = hn::Neg(hn::Mul(rate, open));
-      const V a = math::exp(d, log_a);
-      const V root = Root(d, log_a, is_one);
+      V a, minus_1;
+      decay_factors(d, log_a, a, minus_1);
+      const V root = Root(d, a, minus_1, is_one);
       V dh = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
       add_to_sum(d, lanes.Load(d, token(d_o)), dh, rest);
 
@@ -85,7 +95,7 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
           hn::Mul(dh, hn::MulAdd(a, lanes.Load(d, before + i), hn::Mul(hn::Mul(slope, in), x)));
       put(grads.r, hn::Neg(hn::Mul(hn::Mul(d_log_a, rate), hn::Mul(open, hn::Sub(one, open)))));
       accumulate(d, lanes, hn::Neg(hn::Mul(d_log_a, open)), grads.rate_high, grads.rate_low, i);
-      decay_and_add(d, log_a, a, hn::Zero(d), dh, rest);
+      dh = two_part_sum(d, dh, rest, a, minus_1, hn::Zero(d));
       lanes.Store(dh, d, high + i);
       lanes.Store(rest, d, low + i);
     });

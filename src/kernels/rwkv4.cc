@@ -33,15 +33,16 @@ HWY_INLINE void Weights(D d, V ahead, V u, V& past, V& now) {
   now = hn::IfThenElse(is_ahead, smaller, one);
 }
 
-// How the state goes on where eps is `ahead` of k: the log decay of the sums, its factor, and the
-// weight of the new token. Returns where the new eps is the old one's, d + eps, and not k.
-HWY_INLINE hn::Mask<D> Advance(D d, V ahead, V decay, V& log_decay, V& keep, V& add) {
+// How the state goes on where eps is `ahead` of k: the factor of the sums, its difference to 1, and
+// the weight of the new token. Returns where the new eps is the old one's, d + eps, and not k.
+HWY_INLINE hn::Mask<D> Advance(D d, V ahead, V decay, V& keep, V& minus_1, V& add) {
   const V one = hn::Set(d, 1.0f);
   const V lead = hn::Add(ahead, decay);
   const auto holds = hn::Ge(lead, hn::Zero(d));
-  const V e = math::exp(d, hn::IfThenElse(holds, hn::Neg(lead), lead));
-  log_decay = hn::IfThenZeroElse(holds, lead);
+  V e, change;
+  decay_factors(d, hn::IfThenElse(holds, hn::Neg(lead), lead), e, change);
   keep = hn::IfThenElse(holds, one, e);
+  minus_1 = hn::IfThenZeroElse(holds, change);
   add = hn::IfThenElse(holds, e, one);
   return holds;
 }
@@ -54,6 +55,8 @@ void Rwkv4Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<floa
     const float* vt = rows.v.data + t * rows.v.stride;
     float* ot = o.data == nullptr ? nullptr : o.data + t * o.stride;
     ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+      fetch(kt + i, rows.k.stride);
+      fetch(vt + i, rows.v.stride);
       const V k = lanes.Load(d, kt + i), v = lanes.Load(d, vt + i);
       V eps = lanes.Load(d, s.eps + i), eps_low = lanes.Load(d, s.eps_low + i);
       const V ahead = hn::Add(hn::Sub(eps, k), eps_low), decay = lanes.Load(d, rows.decay + i);
@@ -66,11 +69,11 @@ void Rwkv4Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<floa
             hn::Div(hn::MulAdd(past, alpha, hn::Mul(now, v)), hn::MulAdd(past, beta, now));
         lanes.Output(out, d, ot + i, range.stream);
       }
-      V log_decay, keep, add;
-      const auto holds = Advance(d, ahead, decay, log_decay, keep, add);
+      V keep, minus_1, add;
+      const auto holds = Advance(d, ahead, decay, keep, minus_1, add);
       add_to_sum(d, decay, eps, eps_low);
-      decay_and_add(d, log_decay, keep, hn::Mul(add, v), alpha, alpha_low);
-      decay_and_add(d, log_decay, keep, add, beta, beta_low);
+      alpha = two_part_sum(d, alpha, alpha_low, keep, minus_1, hn::Mul(add, v));
+      beta = two_part_sum(d, beta, beta_low, keep, minus_1, add);
       lanes.Store(alpha, d, s.alpha + i);
       lanes.Store(alpha_low, d, s.alpha_low + i);
       lanes.Store(beta, d, s.beta + i);
@@ -101,8 +104,8 @@ void Rwkv4Backward(const TokenRange& range, const Rwkv4Rows& rows, const float* 
 
       // The state after the token, from that before it. Its eps is d + eps, and k pushes the new
       // token's weight; or it is k, and d + eps the sums'.
-      V log_decay, keep, add;
-      const auto holds = Advance(d, ahead, lanes.Load(d, rows.decay + i), log_decay, keep, add);
+      V keep, minus_1, add;
+      const auto holds = Advance(d, ahead, lanes.Load(d, rows.decay + i), keep, minus_1, add);
       const V d_add = hn::Mul(add, hn::MulAdd(v, d_alpha, d_beta));
       const V d_keep = hn::Mul(keep, hn::MulAdd(alpha, d_alpha, hn::Mul(beta, d_beta)));
       V dv = hn::Mul(add, d_alpha);
@@ -111,8 +114,8 @@ void Rwkv4Backward(const TokenRange& range, const Rwkv4Rows& rows, const float* 
       d_eps = hn::IfThenElse(holds, d_eps, d_keep);
       add_to_sum(d, hn::IfThenElseZero(holds, hn::Neg(d_add)), d_eps, rest);
       accumulate(d, lanes, d_eps, grads.decay_high, grads.decay_low, i);
-      decay_and_add(d, log_decay, keep, hn::Zero(d), d_alpha, alpha_low);
-      decay_and_add(d, log_decay, keep, hn::Zero(d), d_beta, beta_low);
+      d_alpha = two_part_sum(d, d_alpha, alpha_low, keep, minus_1, hn::Zero(d));
+      d_beta = two_part_sum(d, d_beta, beta_low, keep, minus_1, hn::Zero(d));
 
       // The output.
       V past, now;

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #include "src/kernels/math-inl.h"
@@ -21,14 +22,32 @@ namespace ouzel {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// s := e^g (s + low) + x for g <= 0, with `factor` = e^g.
+// e^g and e^g - 1 for g <= 0, each accurate for itself, by one polynomial.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE void decay_and_add(D d, V g, V factor, V x, V& s, V& low) {
-  const auto is_near = hn::Gt(g, hn::Set(d, -0.34f));  // where expm1_reduced holds
-  const V minus_1 =
-      hn::IfThenElse(is_near, math::expm1_reduced(d, g), hn::Sub(factor, hn::Set(d, 1.0f)));
-  s = two_part_sum(d, s, low, factor, minus_1, x);
+HWY_INLINE void decay_factors(D d, V g, V& factor, V& minus_1) {
+  V r;
+  const V n = math::reduce_by_ln2(d, math::at_least(d, hn::Set(d, -104.0f), g), r);
+  const V one = hn::Set(d, 1.0f);
+  const V p = math::expm1_reduced(d, r);
+  factor = math::scale_by_pow2(d, hn::Add(one, p), n);
+  minus_1 = hn::Add(math::scale_by_pow2(d, p, n), hn::Sub(math::scale_by_pow2(d, one, n), one));
 }
+
+// 1 / (1 + e^-x) and 1 / (1 + e^-y) by one division, within 4 ulp; from -43 down they stay at
+// 2e-19, so that the product of the denominators is a float.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void two_sigmoids(D d, V x, V y, V& sigmoid_x, V& sigmoid_y) {
+  const V one = hn::Set(d, 1.0f), most = hn::Set(d, 43.0f);
+  const V a = hn::Add(one, math::exp(d, math::at_most(d, most, hn::Neg(x))));
+  const V b = hn::Add(one, math::exp(d, math::at_most(d, most, hn::Neg(y))));
+  const V inverse = hn::Div(one, hn::Mul(a, b));
+  sigmoid_x = hn::Mul(inverse, b);
+  sigmoid_y = hn::Mul(inverse, a);
+}
+
+// Asks for the row that comes 8 strides later: blocks of channels are too short for the processor
+// to see where the next row begins.
+HWY_INLINE void fetch(const float* row, std::int64_t stride) { hwy::Prefetch(row + 8 * stride); }
 
 // s += x
 template <class D, class V = hn::Vec<D>>

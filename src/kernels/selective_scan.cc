@@ -68,7 +68,9 @@ float SelectiveForward(const TokenRange& range, const SelectiveRows& rows, Token
         top = hn::IfThenElse(hn::Gt(given, top), given, top);
         const V gate = math::at_most(d, hn::Zero(d), given);
         V h = lanes.Load(d, high + n * channels + i), rest = lanes.Load(d, low + n * channels + i);
-        decay_and_add(d, gate, math::exp(d, gate), hn::Mul(lanes.Load(d, dtx + i), b), h, rest);
+        V factor, minus_1;
+        decay_factors(d, gate, factor, minus_1);
+        h = two_part_sum(d, h, rest, factor, minus_1, hn::Mul(lanes.Load(d, dtx + i), b));
         lanes.Store(h, d, high + n * channels + i);
         lanes.Store(rest, d, low + n * channels + i);
         lanes.Store(hn::MulAdd(c, h, lanes.Load(d, y + i)), d, y + i);
@@ -146,7 +148,8 @@ void SelectiveBackward(const TokenRange& range, const SelectiveRows& rows, const
         db = hn::MulAdd(hn::Mul(dh, step), xt, db);
 
         const V gate = math::at_most(d, zero, hn::Mul(step, a));
-        const V factor = math::exp(d, gate);
+        V factor, minus_1;
+        decay_factors(d, gate, factor, minus_1);
         const V product = hn::Mul(hn::Mul(dh, factor), lanes.Load(d, before + column + i));
         const V d_gate = hn::IfThenZeroElse(hn::Eq(gate, reset), product);
         const V dhb = hn::Mul(dh, b);
@@ -154,7 +157,7 @@ void SelectiveBackward(const TokenRange& range, const SelectiveRows& rows, const
         lanes.Store(hn::Add(lanes.Load(d, ddt + i), d_step), d, ddt + i);
         lanes.Store(hn::MulAdd(dhb, step, lanes.Load(d, dx + i)), d, dx + i);
         accumulate(d, lanes, hn::Mul(d_gate, step), grads.a_high, grads.a_low, column + i);
-        decay_and_add(d, gate, factor, hn::Zero(d), dh, rest);
+        dh = two_part_sum(d, dh, rest, factor, minus_1, hn::Zero(d));
         lanes.Store(dh, d, high + column + i);
         lanes.Store(rest, d, low + column + i);
       });

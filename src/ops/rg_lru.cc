@@ -10,7 +10,7 @@
 namespace ouzel {
 namespace {
 
-constexpr std::int64_t kBlock = 512;
+constexpr std::int64_t kBlock = 1024;
 
 double softplus(double x) { return std::fmax(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); }
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
