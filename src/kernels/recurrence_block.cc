@@ -35,22 +35,29 @@ constexpr bool kReadsInWrite = HWY_TARGET == HWY_AVX3;
 enum class Erase { kNone, kCollinear, kGeneral };
 enum class ColumnDecay { kNone, kSame, kPerValue };
 
-// Lines of the next chunk that a sweep prefetches, one every two keys.
+// Brings in the lines of the next chunk, evenly spread over the steps of all sweeps, two keys each:
+// in bursts they would take the buffers that loads from the second-level cache need too.
 struct Prefetch {
+  static constexpr std::int64_t kNever = std::int64_t{1} << 62;
   const PrefetchColumn* column;
   const float* next;
-  std::int64_t tokens, in_column, left;
-  HWY_INLINE void step() {
-    if (left <= 0) return;
+  std::int64_t columns, tokens, token, every, wait;
+  Prefetch(const BlockArgs& a, std::int64_t steps)
+      : column(a.prefetch), columns(a.prefetch_count), tokens(a.prefetch_tokens), token(0) {
+    next = columns > 0 ? column->first : nullptr;
+    every = columns > 0 ? HWY_MAX(1, steps / (columns * tokens)) : kNever;
+    wait = every;
+  }
+  // A line; returns after how many steps the next is due.
+  std::int64_t fetch() {
     __builtin_prefetch(next, 0, 2);
-    --left;
-    if (--in_column > 0) {
-      next += column->stride;
-    } else if (left > 0) {
-      ++column;
-      next = column->first;
-      in_column = tokens;
+    next += column->stride;
+    if (++token == tokens) {
+      if (--columns == 0) return kNever;
+      token = 0;
+      next = (++column)->first;
     }
+    return every;
   }
 };
 
@@ -92,9 +99,9 @@ struct Strip {
 
 // out_i = S^T x_i for four rows.
 HWY_INLINE void sweep_reads(const float* x, std::int64_t pitch, std::int64_t keys,
-                            const float* state, float* out, Prefetch& lines) {
+                            const float* state, float* out, Prefetch& prefetch) {
   const D d;
-  Prefetch prefetch = lines;  // in registers
+  std::int64_t wait = prefetch.wait;  // in a register
   // AVX-512: odd keys have sums of their own, since eight do not hide the latency.
   constexpr int kSums = HWY_TARGET == HWY_AVX3 ? 2 : 1;
   V sum[kSums][kBlock][kVectors];
@@ -107,7 +114,7 @@ HWY_INLINE void sweep_reads(const float* x, std::int64_t pitch, std::int64_t key
     }
   }
   for (std::int64_t key = 0; key < keys; key += 2) {
-    prefetch.step();
+    if (--wait == 0) wait = prefetch.fetch();
     OUZEL_UNROLL
     for (int n = 0; n < 2; ++n) {
       V s[kVectors];
@@ -125,7 +132,7 @@ HWY_INLINE void sweep_reads(const float* x, std::int64_t pitch, std::int64_t key
       }
     }
   }
-  lines = prefetch;
+  prefetch.wait = wait;
   OUZEL_UNROLL
   for (int i = 0; i < kBlock; ++i) {
     OUZEL_UNROLL
@@ -148,9 +155,9 @@ struct WriteArgs {
 // query
 template <Erase kErase, bool kTwoParts, bool kLeaveKeys, bool kLeaveColumns>
 HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, const V (&w)[kBlock][kVectors],
-                             const V (&r)[kBlock][kVectors], Prefetch& lines) {
+                             const V (&r)[kBlock][kVectors], Prefetch& prefetch) {
   const D d;
-  Prefetch prefetch = lines;  // in registers, as are the addresses
+  std::int64_t wait = prefetch.wait;  // in a register, as are the addresses
   const float *state_in = strip.state_in, *low_in = strip.low_in;
   float *state = strip.state, *low_out = strip.low;
   V sum[kBlock][kVectors], fold[kVectors], column_minus_1[kVectors];
@@ -164,7 +171,7 @@ HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, const V (&w)
     }
   }
   for (std::int64_t key = 0; key < a.keys; key += 2) {
-    prefetch.step();
+    if (--wait == 0) wait = prefetch.fetch();
     OUZEL_UNROLL
     for (int n = 0; n < 2; ++n) {
       const std::int64_t at = (key + n) * kSlab;
@@ -216,7 +223,7 @@ HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, const V (&w)
       }
     }
   }
-  lines = prefetch;
+  prefetch.wait = wait;
   if constexpr (kReadsInWrite) {
     OUZEL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
@@ -496,14 +503,14 @@ struct Block {
   static void run(const BlockArgs& a) {
     const std::int64_t strips = a.slab_count * (kSlab / kStrip);
     const std::int64_t floats = Strip::floats(a.queries);
+    const std::int64_t sweeps = (kErases ? 1 : 0) + (kReadsInWrite ? 0 : 1) + a.queries;
+    Prefetch prefetch(a, strips * a.blocks * sweeps * a.keys / 2);
     for (std::int64_t index = 0; index < strips; index += 2) {
       // A lone strip of AVX-512 has no other to take turns with.
       Strip first(a, index, a.scratch),
           second(a, HWY_MIN(index + 1, strips - 1), a.scratch + floats);
       const bool both = index + 1 < strips;
       for (std::int64_t block = 0; block < a.blocks; ++block) {
-        Prefetch prefetch =
-            next_lines(a, index / 2 * a.blocks + block, (strips + 1) / 2 * a.blocks);
         if constexpr (kSubstitutes) {
           substitute(a, block, first, prefetch);
           if (both) substitute(a, block, second, prefetch);
@@ -516,17 +523,6 @@ struct Block {
         }
       }
     }
-  }
-
-  // The columns of lines to prefetch are spread over all turns.
-  static HWY_INLINE Prefetch next_lines(const BlockArgs& a, std::int64_t turn, std::int64_t turns) {
-    const std::int64_t lines = a.prefetch_count * a.prefetch_tokens;
-    const std::int64_t begin = turn * lines / turns, left = (turn + 1) * lines / turns - begin;
-    if (left == 0) return {nullptr, nullptr, 0, 0, 0};
-    const PrefetchColumn* column = a.prefetch + begin / a.prefetch_tokens;
-    const std::int64_t token = begin % a.prefetch_tokens;
-    return {column, column->first + token * column->stride, a.prefetch_tokens,
-            a.prefetch_tokens - token, left};
   }
 };
 
