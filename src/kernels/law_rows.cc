@@ -1,6 +1,6 @@
 #include "src/kernels/law_rows.h"
 
-#include <cstring>
+#include "src/base/half.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/kernels/law_rows.cc"
@@ -16,7 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace ouzel::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The first n of a vector of floats as float32, zeros beyond them.
+// The first n of a vector of floats as float32, zeros beyond them. Highway's own conversion of
+// float16, where the processor has none, knows no infinities and loses the sign of zeros.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V LoadFirst(D d, const float* p, int64_t n) {
   return load_first(d, p, n);
@@ -36,12 +37,27 @@ HWY_INLINE V LoadFirst(D d, const BFloat16* p, int64_t n) {
 }
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V LoadFirst(D d, const Float16* p, int64_t n) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
   return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), LoadBits(d, p, n)));
+#else
+  HWY_ALIGN float lane[HWY_MAX_BYTES / sizeof(float)] = {};
+  n = HWY_MIN(n, static_cast<int64_t>(hn::Lanes(d)));
+  for (int64_t i = 0; i < n; ++i) lane[i] = to_float(p[i]);
+  return hn::Load(d, lane);
+#endif
 }
 
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void StoreFirst(D d, V x, float* p, int64_t n) {
   store_first(d, x, p, n);
+}
+template <class D, class V16, class Element>
+HWY_INLINE void StoreBits(D d, V16 x, Element* p, int64_t n) {
+  const hn::Rebind<uint16_t, D> d16;
+  if (n >= static_cast<int64_t>(hn::Lanes(d))) return hn::StoreU(x, d16, &p->bits);
+  HWY_ALIGN uint16_t bits[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(x, d16, bits);
+  for (int64_t i = 0; i < n; ++i) p[i].bits = bits[i];
 }
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void StoreFirst(D d, V x, BFloat16* p, int64_t n) {
@@ -52,18 +68,21 @@ HWY_INLINE void StoreFirst(D d, V x, BFloat16* p, int64_t n) {
   const auto rounded = hn::Add(bits, hn::Add(hn::Set(d32, 0x7fffu), odd));
   const auto quiet = hn::Or(bits, hn::Set(d32, 0x400000u));
   const auto nan = hn::RebindMask(d32, hn::Ne(x, x));
-  HWY_ALIGN uint32_t lane[HWY_MAX_BYTES / sizeof(float)];
-  hn::Store(hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded)), d32, lane);
-  n = HWY_MIN(n, static_cast<int64_t>(hn::Lanes(d)));
-  for (int64_t i = 0; i < n; ++i) p[i].bits = static_cast<uint16_t>(lane[i]);
+  const auto upper = hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
+  StoreBits(d, hn::DemoteTo(hn::Rebind<uint16_t, D>(), hn::BitCast(hn::RebindToSigned<D>(), upper)),
+            p, n);
 }
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void StoreFirst(D d, V x, Float16* p, int64_t n) {
-  const hn::Rebind<hwy::float16_t, D> d16;
-  HWY_ALIGN hwy::float16_t lane[HWY_MAX_BYTES / sizeof(float)];
-  hn::Store(hn::DemoteTo(d16, x), d16, lane);
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+  const auto half = hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), x);
+  StoreBits(d, hn::BitCast(hn::Rebind<uint16_t, D>(), half), p, n);
+#else
+  HWY_ALIGN float lane[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(x, d, lane);
   n = HWY_MIN(n, static_cast<int64_t>(hn::Lanes(d)));
-  for (int64_t i = 0; i < n; ++i) std::memcpy(&p[i].bits, lane + i, sizeof(Float16));
+  for (int64_t i = 0; i < n; ++i) p[i] = to_f16(lane[i]);
+#endif
 }
 
 template <class Element>
