@@ -422,12 +422,14 @@ TEST_P(RowsScan, IsTheSameInParts) {
     scan(context, p, 0, p.tokens, 32, slabs);
     EXPECT_TRUE(same_bits(whole.o, slabs.o));
     EXPECT_TRUE(same_bits(whole.final, slabs.final));
-    if (p.tokens <= 64) continue;
-    Result parts = empty_result(p);
-    scan(context, p, 0, 64, p.kind.values, parts);
-    scan(context, p, 64, p.tokens - 64, p.kind.values, parts);
-    EXPECT_TRUE(same_bits(whole.o, parts.o));
-    EXPECT_TRUE(same_bits(whole.final, parts.final));
+    for (std::int64_t split : {16, 64}) {
+      if (p.tokens <= split) continue;
+      Result parts = empty_result(p);
+      scan(context, p, 0, split, p.kind.values, parts);
+      scan(context, p, split, p.tokens - split, p.kind.values, parts);
+      EXPECT_TRUE(same_bits(whole.o, parts.o));
+      EXPECT_TRUE(same_bits(whole.final, parts.final));
+    }
   }
 }
 

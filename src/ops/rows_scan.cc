@@ -9,13 +9,10 @@
 namespace ouzel {
 namespace {
 
-// Tokens that are packed at a time: few where the rows of a chunk then stay in the first-level
-// cache beside the state.
-std::int64_t chunk_tokens(const RowsKind& kind) {
-  constexpr std::int64_t kSmallState = 64 * 64;
-  return kind.keys * kind.values <= kSmallState ? kChunk / 4 : kChunk;
-}
-
+// Tokens that are packed at a time: their rows stay in the first-level cache beside the state, and
+// rows that are fetched ahead, a power of two apart, do not drive each other out of the
+// second-level one.
+constexpr std::int64_t kTokens = 16;
 // Slabs that go through a chunk together.
 constexpr std::int64_t kTogether = 2;
 constexpr std::int64_t kLine = 16;  // floats of a cache line
@@ -92,7 +89,7 @@ class Scan {
         half_(padded(kind.keys, 2) * kSlab),
         erase_(kind.erase != EraseKind::kNone),
         row_factors_(memory, kind, kSlab) {
-    const std::int64_t n = kind.rows_per_token, rows = kChunk * n, blocks = rows / kBlock;
+    const std::int64_t n = kind.rows_per_token, rows = kTokens * n, blocks = rows / kBlock;
     const auto take = [&memory](bool wanted, std::int64_t size) -> float* {
       return wanted ? memory.template take<float>(size) : nullptr;
     };
@@ -100,7 +97,7 @@ class Scan {
     const bool general = kind.erase == EraseKind::kGeneral, per_key = kind.decay_per_key;
     rows_.key_pitch = key_pitch_;
     rows_.value_pitch = value_pitch_;
-    rows_.q = take(true, kind.queries * kChunk * key_pitch_);
+    rows_.q = take(true, kind.queries * kTokens * key_pitch_);
     rows_.k = keyed(true);
     rows_.v = take(true, rows * value_pitch_);
     rows_.g = take(kind.decay, rows * (per_key ? key_pitch_ : 1));
@@ -150,7 +147,7 @@ class Scan {
   }
   std::int64_t query_stride() const { return blocks() * kBlock * key_pitch_; }
   std::int64_t blocks() const { return (rows() + kBlock - 1) / kBlock; }
-  std::int64_t out_pitch() const { return kChunk * kind_.rows_per_token; }
+  std::int64_t out_pitch() const { return kTokens * kind_.rows_per_token; }
   bool in_two_parts() const { return !erase_ && position_ >= kLongSum; }
 
   void pad() const;
@@ -470,9 +467,8 @@ void rows_scan(Isa isa, const RowsKind& kind, RowSource& source, std::int64_t co
   Scan scan(scratch, kind, columns);
   scan.begin(isa, initial.at_column(column), position);
   const std::int64_t tokens = source.tokens();
-  const std::int64_t chunk = chunk_tokens(kind);
-  for (std::int64_t t = 0; t < tokens; t += chunk) {
-    scan.run(source, t, std::min(tokens - t, chunk), column);
+  for (std::int64_t t = 0; t < tokens; t += kTokens) {
+    scan.run(source, t, std::min(tokens - t, kTokens), column);
   }
   scan.end(final.at_column(column));
   if (source.streams()) finish_streams();

@@ -14,9 +14,8 @@ namespace ouzel {
 std::size_t rows_scan_scratch(const RowsKind& kind, std::int64_t columns);
 
 // Columns [column, column + columns) of a state and of its outputs; `initial` and `final`, which
-// may be the same memory, are all of the state. Chunks of 16 or of 64 tokens begin at
-// multiples of their size from the start of the sequence. `position`: tokens that `initial` has
-// seen.
+// may be the same memory, are all of the state. Chunks begin at multiples of 16 tokens from the
+// start of the sequence. `position`: tokens that `initial` has seen.
 void rows_scan(Isa isa, const RowsKind& kind, RowSource& source, std::int64_t column,
                std::int64_t columns, const StateMemory<const float>& initial, std::int64_t position,
                const StateMemory<float>& final, Scratch& scratch);
