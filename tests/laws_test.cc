@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ouzel/error.h"
+#include "ouzel/retention.h"
 #include "tests/compare.h"
 #include "tests/count_allocations.h"
 #include "tests/law_case.h"
@@ -250,6 +251,18 @@ TEST_P(Laws, WeightsTimesValuesAreTheOutput) {
     comparison.output("o of the scan", scan.o.array<float>(), product);
     comparison.expect_within(kFloat32);
   }
+}
+
+TEST(LightningAttention, DecaysFollowTheirRules) {
+  EXPECT_EQ(lightning_log_decays(4, 1, 4, LightningSlopes::kLinear),
+            (std::vector<double>{0, -1.5, -3, -4.5}));
+  const std::vector<double> geometric = lightning_log_decays(2, 1, 4, LightningSlopes::kGeometric);
+  const double depth = 1 - 1.0 / 3 + 1e-5;
+  ASSERT_EQ(geometric.size(), 2u);
+  EXPECT_DOUBLE_EQ(geometric[0], -depth / 16);
+  EXPECT_DOUBLE_EQ(geometric[1], -depth / 256);
+  EXPECT_THROW(lightning_log_decays(4, 4, 4, LightningSlopes::kLinear), Error);
+  EXPECT_THROW(lightning_log_decays(0, 0, 4, LightningSlopes::kLinear), Error);
 }
 
 TEST(LawChecks, DecaysThatAreARounded0AreTakenAs0) {
