@@ -37,8 +37,9 @@ struct RgLruRows {
   const float* rate = nullptr;
   bool first_is_one = false;
 };
+// work: [2][channels].
 void rg_lru_forward(Isa isa, const TokenRange& range, const RgLruRows& rows, TokenRows<float> o,
-                    float* high, float* low);
+                    float* high, float* low, float* work);
 struct RgLruGradRows {
   TokenRows<float> x, r, i;
   float *rate_high = nullptr, *rate_low = nullptr;  // [channels], added to

@@ -28,9 +28,12 @@ HWY_INLINE V Root(D d, V a, V minus_1, bool is_one) {
   return is_one ? one : hn::Sqrt(hn::Mul(hn::Neg(minus_1), hn::Add(one, a)));
 }
 
+// In two passes over a row: as one, the chain from r to the state would be longer than what the
+// processor has in flight.
 void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<float> o, float* high,
-                  float* low) {
+                  float* low, float* work) {
   const D d;
+  float *gates = work, *inputs = work + range.channels;
   for (int64_t t = 0; t < range.tokens; ++t) {
     const float* xt = rows.x.data + t * rows.x.stride;
     const float* rt = rows.r.data + t * rows.r.stride;
@@ -41,14 +44,16 @@ void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<floa
       fetch(xt + i, rows.x.stride);
       fetch(rt + i, rows.r.stride);
       fetch(it + i, rows.i.stride);
-      const V rate = lanes.Load(d, rows.rate + i);
       V open, in;
       two_sigmoids(d, lanes.Load(d, rt + i), lanes.Load(d, it + i), open, in);
-      const V log_a = hn::Neg(hn::Mul(rate, open)), input = hn::Mul(in, lanes.Load(d, xt + i));
-      V h = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
-      V a, minus_1;
-      decay_factors(d, log_a, a, minus_1);
-      h = two_part_sum(d, h, rest, a, minus_1, hn::Mul(Root(d, a, minus_1, is_one), input));
+      lanes.Store(hn::Neg(hn::Mul(lanes.Load(d, rows.rate + i), open)), d, gates + i);
+      lanes.Store(hn::Mul(in, lanes.Load(d, xt + i)), d, inputs + i);
+    });
+    ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+      V h = lanes.Load(d, high + i), rest = lanes.Load(d, low + i), a, minus_1;
+      decay_factors(d, lanes.Load(d, gates + i), a, minus_1);
+      const V input = hn::Mul(Root(d, a, minus_1, is_one), lanes.Load(d, inputs + i));
+      h = two_part_sum(d, h, rest, a, minus_1, input);
       lanes.Store(h, d, high + i);
       lanes.Store(rest, d, low + i);
       lanes.Output(h, d, ot + i, range.stream);
@@ -115,8 +120,8 @@ HWY_EXPORT(RgLruForward);
 HWY_EXPORT(RgLruBackward);
 
 void rg_lru_forward(Isa isa, const TokenRange& range, const RgLruRows& rows, TokenRows<float> o,
-                    float* high, float* low) {
-  OUZEL_DISPATCH(isa, RgLruForward)(range, rows, o, high, low);
+                    float* high, float* low, float* work) {
+  OUZEL_DISPATCH(isa, RgLruForward)(range, rows, o, high, low, work);
 }
 void rg_lru_backward(Isa isa, const TokenRange& range, const RgLruRows& rows,
                      TokenRows<const float> h, const float* h0, TokenRows<const float> d_o,

@@ -45,9 +45,9 @@ HWY_INLINE void two_sigmoids(D d, V x, V y, V& sigmoid_x, V& sigmoid_y) {
   sigmoid_y = hn::Mul(inverse, a);
 }
 
-// Asks for the row that comes 8 strides later: blocks of channels are too short for the processor
+// Asks for the row that comes two strides later: blocks of channels are too short for the processor
 // to see where the next row begins.
-HWY_INLINE void fetch(const float* row, std::int64_t stride) { hwy::Prefetch(row + 8 * stride); }
+HWY_INLINE void fetch(const float* row, std::int64_t stride) { hwy::Prefetch(row + 2 * stride); }
 
 // s += x
 template <class D, class V = hn::Vec<D>>
