@@ -7,7 +7,7 @@
 // [N, HV, K, V] for N sequences. HV is a multiple of HK (value head j reads key head j / (HV /
 // HK)); HQ is a multiple of HV or divides it, by the same rule. Any strides with unit last stride.
 // Inputs and outputs of a call must not overlap, except that a final state may be its initial
-// state. Types: float32.
+// state. Types: float32; the laws of laws.h take and give 16-bit floats too.
 #pragma once
 
 #include <cstdint>
@@ -76,7 +76,8 @@ struct RecurrenceInputs {
 struct RecurrenceOutputs {
   Tensor o;
   StateView final_state;  // absent: not wanted. May be the memory of the initial state
-  Tensor weights;         // [B, max(HQ, HV), T, T], Form::kParallel only; o = weights v
+  // [B, max(HQ, HV), T, T], as many columns as v has rows; Form::kParallel only; o = weights v.
+  Tensor weights;
   // For the backward pass, or null in inference: `saved_bytes` of the operator.
   void* saved = nullptr;
 };
