@@ -146,6 +146,28 @@ TEST(LawExactness, MixedGatesInOneBlock) {
   }
 }
 
+// The same weak decay at every token, so that what its factor loses to rounding adds up.
+TEST(LawExactness, ConstantWeakGates) {
+  for (const ouzel::Law* law : matrix_laws()) {
+    if (!law->has(LawRole::kDecay)) continue;
+    for (Data data : {Data::kZeroMean, Data::kNarrowPositive}) {
+      for (float g : {-3e-6f, -3.3e-4f}) {
+        MatrixCase c{law->name, data == Data::kZeroMean ? 1900 : 4096, 16, 8};
+        c.heads = Heads::kOne;
+        c.data = data;
+        c.states = true;
+        c.optional = law->many_rows();  // whose gate is optional
+        SCOPED_TRACE(testing::Message() << name_of(c) << " all " << g);
+        Call call = make_call(c, 81);
+        Doubles& gates = by_name(call).inputs.at(law->find(LawRole::kDecay)->name);
+        std::fill(gates.data.begin(), gates.data.end(), static_cast<double>(g));
+        const Bounds& bounds = data == Data::kZeroMean ? kFloat32 : kAnyInput;
+        expect_reference(call, bounds);
+      }
+    }
+  }
+}
+
 // Nearly equal positive keys and values, 20,000 of them, with a decay that hardly is one: a plain
 // float32 sum would be off by 1e-4 and more.
 TEST(LawExactness, LongSumsStayExact) {

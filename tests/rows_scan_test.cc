@@ -1,6 +1,7 @@
 // The engine (src/ops/rows.h, rows_scan.h) against a loop in float64 over the same random rows.
 #include "src/ops/rows_scan.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -150,7 +151,7 @@ class Source : public RowSource {
     return u;
   }
 
-  std::int64_t finished = 0;
+  std::atomic<std::int64_t> finished = 0;  // groups of columns finish side by side
 
  private:
   static void copy(const Array<float>& from, std::int64_t row, std::int64_t count,

@@ -51,7 +51,7 @@ struct KeyRowsArgs {
   // k and b in place, and into e_folded, which may be e if that is not k.
   float* g = nullptr;
   float* e_folded = nullptr;
-  float* missing = nullptr;  // [key_pitch], scratch: what the state lacks
+  float* missing = nullptr;  // [2][key_pitch], scratch: what the state lacks, sums of g
   // Decays [rows], or null: not one a row. The factors [rows] are then left to what is read for the
   // erase and for queries, and to what is written.
   const float* decay = nullptr;

@@ -141,6 +141,26 @@ HWY_INLINE V reciprocal(D d, V x) {
 #endif
 }
 
+// The last row's decays make up for what rounding did to those of the others, whose logarithms sum
+// to `log` with its own, where all together are weak: 3e-8 a row, which adds up over many tokens
+// where a decay is the same for all.
+void settle(const KeyRowsArgs& a, const float* log) {
+  const D d;
+  const V one = hn::Set(d, 1.0f);
+  const std::int64_t others = a.blocks * kBlock - 1;
+  for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
+    V product = one;
+    for (std::int64_t i = 0; i < others; ++i) {
+      product = hn::Mul(product, hn::Load(d, a.g + i * a.key_pitch + key));
+    }
+    float* last = a.g + others * a.key_pitch + key;
+    const V sum = hn::Load(d, log + key);
+    const V settled = hn::Div(math::exp(d, sum), product);
+    const auto weak = hn::Gt(sum, hn::Set(d, -1.0f));
+    hn::Store(hn::IfThenElse(weak, settled, hn::Load(d, last)), d, last);
+  }
+}
+
 // Folds the decays of a block into its rows. Returns whether a decay may be 0. (The arguments by
 // value: stores of floats could change what a reference names.)
 bool fold_block(const KeyRowsArgs a, std::int64_t block) {
@@ -243,8 +263,14 @@ bool FoldKeyRows(const KeyRowsArgs& a) {
     return false;
   }
   const D d;
+  float* log = a.missing + a.key_pitch;
   for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
     hn::Store(hn::Set(d, 1.0f), d, a.missing + key);
+    V sum = hn::Zero(d);
+    for (std::int64_t i = 0; i < a.blocks * kBlock; ++i) {
+      sum = hn::Add(sum, hn::Load(d, a.g + i * a.key_pitch + key));
+    }
+    hn::Store(sum, d, log + key);
   }
   bool vanishes = false;
   const std::int64_t block_size = kBlock * a.key_pitch;
@@ -258,6 +284,7 @@ bool FoldKeyRows(const KeyRowsArgs& a) {
         hn::Store(math::exp(d, hn::Load(d, g + i)), d, g + i);
       }
     }
+    if (block + 1 == a.blocks) settle(a, log);
     pairs_of_block<true>(a, block, a.g + block * block_size);
     vanishes = fold_block(a, block) || vanishes;
   }

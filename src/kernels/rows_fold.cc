@@ -48,6 +48,9 @@ V fold_group(const float* g, std::int64_t step, const Folds& f, std::int64_t gro
   float* factor = f.factor + group * f.rows * kKeyGroup;
   float* total = f.total + group * kKeyGroup;
   V least = hn::Zero(d);
+  // Sums of logarithms above this make the product: rounded factors would drift, 3e-8 a row, where
+  // a weak decay is the same in every row.
+  V bound = hn::Set(d, -1.0f);
   for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
     hn::Store(one, d, lambda + i);
     hn::Store(one, d, inverse + i);
@@ -58,14 +61,18 @@ V fold_group(const float* g, std::int64_t step, const Folds& f, std::int64_t gro
     for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
       const V x = log_decay(t, i);
       least = hn::Min(least, x);
-      const V next = hn::Mul(hn::Load(d, lambda + i), math::exp(d, x));
-      hn::Store(hn::Add(hn::Load(d, total + i), x), d, total + i);
+      const V sum = hn::Add(hn::Load(d, total + i), x);
+      hn::Store(sum, d, total + i);
+      const auto weak = hn::Gt(sum, bound);
+      const V factor = math::exp(d, hn::IfThenElse(weak, sum, x));
+      const V next = hn::IfThenElse(weak, factor, hn::Mul(hn::Load(d, lambda + i), factor));
       hn::Store(next, d, lambda + kKeyGroup + i);
       hn::Store(reciprocal(d, next), d, inverse + kKeyGroup + i);
       fold = fold || !hn::AllFalse(d, hn::Lt(next, hn::Set(d, kLeast)));
     }
     f.fold[group * f.rows + t] = fold;
     if (!fold) continue;
+    bound = hn::Set(d, 1.0f);  // the product begins anew, the sum does not
     for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
       hn::Store(hn::Load(d, lambda + kKeyGroup + i), d, factor + t * kKeyGroup + i);
       hn::Store(one, d, lambda + kKeyGroup + i);

@@ -1,6 +1,7 @@
 #include "src/ops/rows_scan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "src/kernels/recurrence.h"
@@ -111,11 +112,12 @@ class Scan {
     q_spread_ = take(n > 1 || kind.queries > 1, kind.queries * rows * key_pitch_);
     leave_ = take(kind.decay, blocks * (per_key ? key_pitch_ : 1));
     leave_minus_1_ = take(kind.decay && !erase_, blocks * (per_key ? key_pitch_ : 1));
-    missing_ = take(per_key, key_pitch_);
+    missing_ = take(per_key, 2 * key_pitch_);
     leaves_ = memory.template take<bool>(blocks);
     by_rows_ = memory.template take<bool>(slabs_);
     const std::int64_t width = column_width();
     column_decay_ = take(width != 0, rows * width);
+    column_log_ = take(width != 0, width);
     value_leave_minus_1_ = take(kind.value_decay && !erase_, blocks * width);
     for (float** p : {&erase_factor_, &read_factor_, &write_factor_}) *p = take(one_a_row(), rows);
     pairs_ = take(true, blocks * (general ? 2 : 1) * pairs_pitch(erase_, kind.queries));
@@ -179,7 +181,8 @@ class Scan {
   RowFactors row_factors_;
   // Of a chunk, for all slabs: see KeyRowsArgs and BlockArgs.
   float *e_rows_, *q_spread_;
-  float *leave_, *leave_minus_1_, *missing_, *column_decay_, *value_leave_minus_1_, *pairs_;
+  float *leave_, *leave_minus_1_, *missing_, *column_decay_, *column_log_;
+  float *value_leave_minus_1_, *pairs_;
   float *erase_factor_, *read_factor_, *write_factor_;
   bool* leaves_;
   bool* by_rows_;  // [slabs]: the chunk must go through row by row
@@ -256,6 +259,17 @@ void sum_blocks(const float* g, std::int64_t blocks, std::int64_t width, float* 
   }
 }
 
+// As for decays per key (recurrence_keys.cc): the last of `rows` rows makes up for what rounding
+// did to the others, where all together are weak. `log`: the sums of their logarithms.
+void settle(const float* log, std::int64_t rows, std::int64_t width, float* factor) {
+  for (std::int64_t j = 0; j < width; ++j) {
+    if (!(log[j] > -1)) continue;
+    float product = 1;
+    for (std::int64_t i = 0; i + 1 < rows; ++i) product *= factor[i * width + j];
+    factor[(rows - 1) * width + j] = std::exp(log[j]) / product;
+  }
+}
+
 // Decays that are the same for all keys, a number a row or one per value. Returns whether one is 0.
 bool Scan::prepare_columns() const {
   const std::int64_t width = column_width(), count = blocks() * kBlock;
@@ -274,7 +288,13 @@ bool Scan::prepare_columns() const {
     sum_blocks(g, blocks(), width, minus_1);
     decay_minus_1(isa_, blocks() * width, minus_1, minus_1);
   }
-  return decay_factors(isa_, count * width, g, column_decay_);
+  std::fill_n(column_log_, width, 0.0f);
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t j = 0; j < width; ++j) column_log_[j] += g[i * width + j];
+  }
+  const bool resets = decay_factors(isa_, count * width, g, column_decay_);
+  settle(column_log_, count, width, column_decay_);
+  return resets;
 }
 
 // Rows of keys, with decays per key. Returns whether one is exactly 0.
