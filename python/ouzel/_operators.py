@@ -8,7 +8,7 @@ from collections import namedtuple
 
 from . import _core
 
-TensorInfo = namedtuple("TensorInfo", "name shape gradient optional when dtype")
+TensorInfo = namedtuple("TensorInfo", "name shape gradient optional when dtype is_state")
 TensorInfo.__doc__ = "A tensor that an operator takes or gives."
 AttributeInfo = namedtuple("AttributeInfo", "name kind meaning default choices")
 AttributeInfo.__doc__ = "An attribute of an operator."
@@ -38,8 +38,8 @@ def needed(tensor):
     return not tensor.optional and not tensor.when
 
 
-def is_state(output):
-    return output.shape.startswith("N ")
+def keeps_state(law):
+    return any(output.is_state for output in law.outputs)
 
 
 def upstream(law):
@@ -67,7 +67,7 @@ def parameters(law, backward):
     scale = [a for a in attributes if a[0] == "scale"]
     rest = [a for a in attributes if a[0] not in ["scale", *last]]
     rest += sorted((a for a in attributes if a[0] in last), key=lambda a: last.index(a[0]))
-    state = [("output_final_state", False)] if not backward and any(map(is_state, law.outputs)) else []
+    state = [("output_final_state", False)] if not backward and keeps_state(law) else []
     keywords = [(output.gradient, None) for output in upstream(law)] if backward else []
     return first + scale + tensors + state + rest, keywords + [("context", None)]
 
@@ -99,7 +99,7 @@ def _output_line(output, index):
     if index == 0:
         dtype = "of the type of the first argument"
     else:
-        dtype = "float32" + (", None without output_final_state" if is_state(output) else "")
+        dtype = "float32" + (", None without output_final_state" if output.is_state else "")
     when = "; with " + output.when.replace(" ", ", ") if output.when else ""
     return f"    {output.name}: {_shape(output)}, {dtype}{when}"
 
@@ -111,7 +111,7 @@ def documentation(law, backward):
         lines += ["", f"Source: {law.source}"]
     lines += ["", "Arguments:"]
     lines += [_tensor_line(tensor, tensor.name) for tensor in law.inputs]
-    if not backward and any(map(is_state, law.outputs)):
+    if not backward and keeps_state(law):
         lines.append("    output_final_state: whether states are returned (default: False)")
     for attribute in law.attributes:
         choices = ": " + ", ".join(attribute.choices) if attribute.choices else ""
@@ -144,7 +144,7 @@ def _source(law, index):
     """The text of both functions."""
     attributes = _tuple(a.name for a in law.attributes)
     inputs = [tensor.name for tensor in law.inputs]
-    states = "output_final_state" if any(map(is_state, law.outputs)) else "False"
+    states = "output_final_state" if keeps_state(law) else "False"
     forward = signature(*parameters(law, backward=False))
     backward = signature(*parameters(law, backward=True))
     above = [output.gradient for output in upstream(law)]

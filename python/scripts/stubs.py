@@ -37,6 +37,7 @@ class TensorInfo(NamedTuple):
     optional: bool
     when: str
     dtype: str
+    is_state: bool
 
 class AttributeInfo(NamedTuple):
     name: str
@@ -86,7 +87,7 @@ def method(law, name, backward, returned):
 def operators():
     for law in ouzel.laws().values():
         protocol = "_" + "".join(word.capitalize() for word in law.name.split("_"))
-        states = any(map(_operators.is_state, law.outputs))
+        states = _operators.keeps_state(law)
         yield f"\nclass {protocol}(Protocol):\n"
         yield method(law, "__call__", False, "tuple[Array | None, ...]" if states else "Array")
         yield method(law, "vjp", True, "dict[str, Array]")

@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 
 #include <array>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -27,7 +29,7 @@ bool is_numpy_bfloat16(nb::handle object) {
   return nb::cast<std::string>(nb::str(dtype)) == "bfloat16";
 }
 
-DType dtype_of(const nb::dlpack::dtype& dtype, const std::string& what) {
+std::optional<DType> dtype_of(const nb::dlpack::dtype& dtype) {
   using Code = nb::dlpack::dtype_code;
   const auto is = [&](Code code, int bits) {
     return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
@@ -39,8 +41,7 @@ DType dtype_of(const nb::dlpack::dtype& dtype, const std::string& what) {
   if (is(Code::Int, 64)) return DType::kI64;
   if (is(Code::Int, 32)) return DType::kI32;
   if (is(Code::UInt, 8)) return DType::kU8;
-  refuse(what + " has a type of " + std::to_string(dtype.bits) +
-         " bits that is none of ours; float32, bfloat16 or float16 was expected");
+  return std::nullopt;
 }
 
 nb::dlpack::dtype dlpack_of(DType dtype) {
@@ -64,7 +65,8 @@ Framework framework_of(nb::handle like) {
 
 }  // namespace
 
-GivenArray::GivenArray(nb::handle object, const std::string& what) {
+GivenArray::GivenArray(nb::handle object, std::string_view call, std::string_view name) {
+  const auto what = [&] { return std::string(call) + ": " + std::string(name); };
   nb::object source = nb::borrow(object);
   if (!nb::try_cast(source, array_)) {
     const bool bfloat16 = is_numpy_bfloat16(source);
@@ -72,21 +74,26 @@ GivenArray::GivenArray(nb::handle object, const std::string& what) {
     if (!bfloat16 || !nb::try_cast(source, array_)) {
       // What the array itself says is wrong (a tensor that requires gradients, ...).
       if (nb::hasattr(object, "__dlpack__")) object.attr("__dlpack__")();
-      throw nb::type_error((what + " is of type " + type_of(object) +
+      throw nb::type_error((what() + " is of type " + type_of(object) +
                             "; a NumPy array or one with __dlpack__ was expected")
                                .c_str());
     }
     tensor_.dtype = DType::kBF16;
   } else {
-    tensor_.dtype = dtype_of(array_.dtype(), what);
+    const std::optional<DType> dtype = dtype_of(array_.dtype());
+    if (!dtype) {
+      refuse(what() + " has a type of " + std::to_string(array_.dtype().bits) +
+             " bits that is none of ours; float32, bfloat16 or float16 was expected");
+    }
+    tensor_.dtype = *dtype;
   }
   const int device = array_.device_type();
   if (device != nb::device::cpu::value && device != nb::device::cuda_host::value) {
-    refuse(what + " lives on a device (DLPack type " + std::to_string(device) +
+    refuse(what() + " lives on a device (DLPack type " + std::to_string(device) +
            "); move it to the CPU first");
   }
   if (array_.ndim() > static_cast<std::size_t>(kMaxRank)) {
-    refuse(what + " has " + std::to_string(array_.ndim()) +
+    refuse(what() + " has " + std::to_string(array_.ndim()) +
            " axes; no tensor of an operator has "
            "more than " +
            std::to_string(kMaxRank));

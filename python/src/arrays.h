@@ -4,7 +4,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include <string>
+#include <cstdint>
+#include <string_view>
+#include <vector>
 
 #include "ouzel/tensor.h"
 #include "src/ops/registry.h"
@@ -16,9 +18,9 @@ namespace nb = nanobind;
 // NumPy's, or anything with __dlpack__ on the CPU. Keeps the array alive.
 class GivenArray {
  public:
-  // `what` names it in errors: "retention: q". Throws TypeError, Error(kInvalidArgument), or what
-  // the array's own export throws.
-  GivenArray(nb::handle object, const std::string& what);
+  // `call` and `name` say in errors what it is: "retention: q". Throws TypeError,
+  // Error(kInvalidArgument), or what the array's own export throws.
+  GivenArray(nb::handle object, std::string_view call, std::string_view name);
   const ConstTensor& tensor() const { return tensor_; }
 
  private:

@@ -90,7 +90,7 @@ Tokens tokens_of(nb::handle given) {
       tokens.ids.push_back(checked_id(nb::cast<std::int64_t>(id)));
     }
   } else {
-    const GivenArray array(given, "tokens");
+    const GivenArray array(given, "forward", "tokens");
     const ConstTensor& ids = array.tensor();
     tokens.batched = ids.rank == 2;
     const auto at = [&](std::int64_t b, std::int64_t t) -> std::int64_t {

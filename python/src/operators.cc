@@ -24,9 +24,6 @@
 namespace ouzel::python {
 namespace {
 
-// Values of states are as many as sequences, and given on request only.
-bool is_state(const TensorInfo& output) { return output.shape.starts_with("N "); }
-
 const char* name_of(AttributeKind kind) {
   switch (kind) {
     case AttributeKind::kFlag:
@@ -47,7 +44,8 @@ nb::list table_of(const std::vector<TensorInfo>& tensors) {
   nb::list list;
   for (const TensorInfo& tensor : tensors) {
     list.append(nb::make_tuple(tensor.name, tensor.shape, tensor.gradient, tensor.optional,
-                               tensor.when, tensor.dtype == DType::kF64 ? "float64" : "float32"));
+                               tensor.when, tensor.dtype == DType::kF64 ? "float64" : "float32",
+                               tensor.is_state()));
   }
   return list;
 }
@@ -111,7 +109,7 @@ class Call {
     for (std::size_t i = 0; i < names.size(); ++i) {
       const nb::handle array = arrays[i];
       if (array.is_none()) continue;
-      given_.emplace_back(array, info_.name + ": " + *names[i]);
+      given_.emplace_back(array, info_.name, *names[i]);
       tensors.emplace(*names[i], given_.back().tensor());
       if (!like_.is_valid()) like_ = array;
     }
@@ -171,20 +169,16 @@ nb::object forward(std::size_t index, const nb::tuple& arrays, const nb::tuple& 
                    bool output_final_state, PyContext* context) {
   Call call(index, arrays, attributes, /*backward=*/false);
   const std::vector<TensorInfo>& outputs = call.info().outputs;
-  const auto row_of = [&](const std::string& name) {
-    return std::ranges::find(outputs, name, &TensorInfo::name);
-  };
-  call.run(context_or_default(context), [&](const ResultInfo& result) {
-    return output_final_state || !is_state(*row_of(result.name));
-  });
+  call.run(context_or_default(context),
+           [&](const ResultInfo& result) { return output_final_state || !result.is_state; });
   nb::list results;
   results.append(call.take(outputs.front().name));
   bool first_state = true;
   for (auto output = outputs.begin() + 1; output != outputs.end(); ++output) {
     const bool given =
         std::ranges::find(call.results(), output->name, &ResultInfo::name) != call.results().end();
-    if (given || (is_state(*output) && first_state)) results.append(call.take(output->name));
-    first_state = first_state && !is_state(*output);
+    if (given || (output->is_state() && first_state)) results.append(call.take(output->name));
+    first_state = first_state && !output->is_state();
   }
   return results.size() == 1 ? nb::object(results[0]) : nb::object(nb::tuple(results));
 }

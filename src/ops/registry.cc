@@ -113,8 +113,6 @@ bool is_plain(const ConstTensor& tensor, DType dtype) {
              0;
 }
 
-bool is_state(const TensorInfo& info) { return info.shape.starts_with("N "); }
-
 std::vector<std::int64_t> shape_vector(const ConstTensor& tensor) {
   return {tensor.extent.begin(), tensor.extent.begin() + tensor.rank};
 }
@@ -387,7 +385,7 @@ void OperatorCall::take(const TensorInfo& info, const std::string& name,
       refuse(fmt::format("{}: {} sequences are more than the {} that one call takes", info_.name,
                          *n, kMaxSequences));
     }
-    const bool half = info_.takes_half && is_half(tensor.dtype) && !is_state(info);
+    const bool half = info_.takes_half && is_half(tensor.dtype) && !info.is_state();
     in_[name] = {tensor, half ? tensor.dtype : info.dtype};
     return;
   }
@@ -412,7 +410,7 @@ void OperatorCall::list_results() {
     const bool first = &output == &info_.outputs.front();
     results_.push_back(
         {.name = output.name,
-         .is_state = is_state(output),
+         .is_state = output.is_state(),
          .dtype = first ? narrowed(in(info_.inputs.front().name), output.dtype) : output.dtype,
          .shape = shape_of(output)});
   }
@@ -423,7 +421,7 @@ void OperatorCall::list_results() {
     results_.push_back({.name = input.gradient,
                         .is_gradient = true,
                         .is_weight = input.shape.find_first_of("BN") == std::string::npos,
-                        .is_state = is_state(input),
+                        .is_state = input.is_state(),
                         .dtype = narrowed(given, input.dtype),
                         .shape = shape_vector(given)});
   }

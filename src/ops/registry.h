@@ -47,6 +47,8 @@ struct TensorInfo {
   // What must hold of the attributes for the tensor to be there: "normalize=true form!=parallel".
   std::string when;
   DType dtype = DType::kF32;
+
+  bool is_state() const { return shape.starts_with("N "); }  // a row for each sequence
 };
 
 // Useful floating-point operations per token and number of the state; 0: no recurrent state.
