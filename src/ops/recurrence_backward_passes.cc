@@ -29,6 +29,12 @@ StateMemory<T> memory_of(const StateView& view, std::int64_t n, std::int64_t sta
   return memory;
 }
 
+std::int64_t count_of(const Tensor& x) {
+  std::int64_t count = 1;
+  for (int i = 0; i < x.rank; ++i) count *= x.extent[static_cast<std::size_t>(i)];
+  return count;
+}
+
 }  // namespace
 
 // d(den) of a chunk of the first pass, and what it adds to the gradient of phi(q); scale S_t r_t
@@ -53,6 +59,7 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
   const bool backwards = spec_.reverse;
   const Rows<const float> q = rows_of(in_.q, segment, query_head, backwards);
   const Rows<float> dq = rows_of(out_.q, segment, query_head, backwards);
+  const bool stream = plain_ && dq && is_streamed(count_of(out_.q), dq, column, columns);
   b.q_map.bind(isa_, spec_.map.q, query_head);
   std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
   const std::int64_t per_query = shape_.outputs_per_query();
@@ -149,9 +156,9 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
           b.read_factor[i] *= inverse[t + i];
         }
       }
-      if (dq && next < length) b.pass.prefetch(dq.at(next) + column, dq.stride, columns);
+      if (dq && !stream && next < length) b.pass.prefetch(dq.at(next) + column, dq.stride, columns);
       if (dq && r == 0 && plain_) {
-        b.pass.run(mode, tokens, b.read_factor, dq.at(t) + column, dq.stride);
+        b.pass.run(mode, tokens, b.read_factor, dq.at(t) + column, dq.stride, stream);
         continue;
       }
       b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
@@ -162,6 +169,7 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
                       r > 0, column, columns, sums);
     }
   }
+  if (stream) finish_streams();
 }
 
 void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t column,
@@ -171,6 +179,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
   const bool backwards = !spec_.reverse;
   const Rows<const float> k = rows_of(in_.k, segment, key_head, backwards);
   const Rows<float> dk = rows_of(out_.k, segment, key_head, backwards);
+  const bool stream = plain_ && dk && is_streamed(count_of(out_.k), dk, column, columns);
   b.k_map.bind(isa_, key_weights(spec_.map), key_head);
   std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
   const std::int64_t per_state = shape_.outputs_per_state();
@@ -259,9 +268,9 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
         b.pass.prefetch(q.at(next) + column, q.stride, columns);
         b.pass.prefetch(k.at(next) + column, k.stride, columns);
       }
-      if (dk && next < length) b.pass.prefetch(dk.at(next) + column, dk.stride, columns);
+      if (dk && !stream && next < length) b.pass.prefetch(dk.at(next) + column, dk.stride, columns);
       if (dk && r == 0 && plain_) {
-        b.pass.run(mode, tokens, b.read_factor, dk.at(t) + column, dk.stride);
+        b.pass.run(mode, tokens, b.read_factor, dk.at(t) + column, dk.stride, stream);
         continue;
       }
       b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
@@ -281,6 +290,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
       }
     }
   }
+  if (stream) finish_streams();
 }
 
 void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t column,
@@ -291,6 +301,7 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
   const std::int64_t key_head = shape_.key_of(state);
   const Rows<const float> k = rows_of(in_.k, segment, key_head, backwards);
   const Rows<float> dv = rows_of(out_.v, segment, state, backwards);
+  const bool stream = dv && is_streamed(count_of(out_.v), dv, column, columns);
   const Fold fold(log_decay_of(spec_, state), true);
   b.k_map.bind(isa_, key_weights(spec_.map), key_head);
   std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
@@ -341,9 +352,9 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
         b.pass.prefetch(q.at(next), q.stride, shape_.keys);
         b.pass.prefetch(dout.at(next) + column, dout.stride, columns);
       }
-      if (next < length) b.pass.prefetch(dv.at(next) + column, dv.stride, columns);
+      if (!stream && next < length) b.pass.prefetch(dv.at(next) + column, dv.stride, columns);
       if (r == 0) {
-        b.pass.run(mode, tokens, b.read_factor, dv.at(t) + column, dv.stride);
+        b.pass.run(mode, tokens, b.read_factor, dv.at(t) + column, dv.stride, stream);
         continue;
       }
       b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
@@ -361,6 +372,7 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
     }
     b.pass.end(memory_of<float>(out_.initial_state, n, state, false).at_column(column), r > 0);
   }
+  if (stream) finish_streams();
 }
 
 }  // namespace ouzel

@@ -116,6 +116,11 @@ class StatePass {
   float *partial_ = nullptr, *scores_ = nullptr, *den_parts_ = nullptr;
 };
 
+// Whether columns of rows of an output of `count` numbers are written past the caches: see
+// StatePass::run, and finish_streams before others are told.
+bool is_streamed(std::int64_t count, const Rows<float>& rows, std::int64_t column,
+                 std::int64_t columns);
+
 // Zeros the rows of x that no segment covers, as tasks of a run: one per batch row.
 std::int64_t gap_tasks(const RecurrenceShape& shape);
 void zero_gaps(const RecurrenceShape& shape, std::int64_t batch_row, const Tensor& x);
