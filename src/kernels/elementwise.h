@@ -66,16 +66,16 @@ struct Rwkv4Rows {
   TokenRows<const float> k, v;
   const float *decay = nullptr, *u = nullptr;
 };
-// `o` may be null.
+// `o` may be null. `before` receives the states before each token, [tokens][kRwkv4Parts][channels],
+// if it is not null.
 void rwkv4_forward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, TokenRows<float> o,
-                   const Rwkv4State& state);
+                   const Rwkv4State& state, float* before = nullptr);
 struct Rwkv4GradRows {
   TokenRows<float> k, v;
   float *decay_high = nullptr, *decay_low = nullptr;  // [channels], added to
   float *u_high = nullptr, *u_low = nullptr;
 };
-// `before` holds the states before each token, [tokens][kRwkv4Parts][channels]; `state` is the
-// gradient of the last state, and becomes that of the first.
+// `before` as above; `state` is the gradient of the last state, and becomes that of the first.
 void rwkv4_backward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, const float* before,
                     TokenRows<const float> d_o, const Rwkv4GradRows& grads,
                     const Rwkv4State& state);

@@ -48,7 +48,7 @@ HWY_INLINE hn::Mask<D> Advance(D d, V ahead, V decay, V& keep, V& minus_1, V& ad
 }
 
 void Rwkv4Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<float> o,
-                  const Rwkv4State& s) {
+                  const Rwkv4State& s, float* before) {
   const D d;
   for (int64_t t = 0; t < range.tokens; ++t) {
     const float* kt = rows.k.data + t * rows.k.stride;
@@ -62,6 +62,14 @@ void Rwkv4Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<floa
       const V ahead = hn::Add(hn::Sub(eps, k), eps_low), decay = lanes.Load(d, rows.decay + i);
       V alpha = lanes.Load(d, s.alpha + i), alpha_low = lanes.Load(d, s.alpha_low + i);
       V beta = lanes.Load(d, s.beta + i), beta_low = lanes.Load(d, s.beta_low + i);
+      if (before != nullptr) {
+        const V parts[] = {alpha, beta, eps, alpha_low, beta_low, eps_low};
+        float* to = before + kRwkv4Parts * t * range.channels + i;
+        HWY_UNROLL(6)
+        for (int part = 0; part < kRwkv4Parts; ++part) {
+          lanes.Store(parts[part], d, to + part * range.channels);
+        }
+      }
       if (ot != nullptr) {
         V past, now;
         Weights(d, ahead, lanes.Load(d, rows.u + i), past, now);
@@ -157,8 +165,8 @@ HWY_EXPORT(Rwkv4Forward);
 HWY_EXPORT(Rwkv4Backward);
 
 void rwkv4_forward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, TokenRows<float> o,
-                   const Rwkv4State& state) {
-  OUZEL_DISPATCH(isa, Rwkv4Forward)(range, rows, o, state);
+                   const Rwkv4State& state, float* before) {
+  OUZEL_DISPATCH(isa, Rwkv4Forward)(range, rows, o, state, before);
 }
 void rwkv4_backward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, const float* before,
                     TokenRows<const float> d_o, const Rwkv4GradRows& grads,

@@ -7,6 +7,8 @@
 #include "src/kernels/targets.h"
 
 #include "hwy/foreach_target.h"
+
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #include "src/kernels/lanes-inl.h"
@@ -47,6 +49,11 @@ HWY_INLINE void Convolve(D d, const ConvTokens& c, const float* const* x, int64_
   }
 }
 
+// The row that a token is the first to read, or the last there is.
+HWY_INLINE const float* NextRow(const ConvTokens& c, int64_t token) {
+  return c.x[HWY_MIN(token, c.tokens - 1) + c.width - 1];
+}
+
 template <int kCount, int kWidth, bool kSilu>
 void ConvBlock(const ConvTokens& c, int64_t token, float* y, int64_t y_stride) {
   const D d;
@@ -55,12 +62,16 @@ void ConvBlock(const ConvTokens& c, int64_t token, float* y, int64_t y_stride) {
   const float* rows[kRows];
   for (int t = 0; t < kRows; ++t) rows[t] = c.x[token + t];
   const float* const* x = kWidth == 0 ? c.x + token : rows;
+  const float* next[kCount];
+  for (int t = 0; t < kCount; ++t) next[t] = NextRow(c, token + kCount + t);
   ForVectors(d, c.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+    HWY_UNROLL(4)
+    for (int t = 0; t < kCount; ++t) hwy::Prefetch(next[t] + i);
     V z[kCount];
     Convolve<kCount, kWidth>(d, c, x, i, lanes, z);
     HWY_UNROLL(4)
     for (int t = 0; t < kCount; ++t) {
-      lanes.Store(kSilu ? math::silu(d, z[t]) : z[t], d, y + t * y_stride + i);
+      lanes.Output(kSilu ? math::silu(d, z[t]) : z[t], d, y + t * y_stride + i, c.stream);
     }
   });
 }
@@ -72,6 +83,7 @@ void ConvAll(const ConvTokens& c, float* y, int64_t y_stride) {
     ConvBlock<kTokens, kWidth, kSilu>(c, t, y + t * y_stride, y_stride);
   }
   for (; t < c.tokens; ++t) ConvBlock<1, kWidth, kSilu>(c, t, y + t * y_stride, y_stride);
+  if (c.stream) hwy::FlushStream();
 }
 
 void Conv(const ConvTokens& c, float* y, int64_t y_stride) {
@@ -93,7 +105,17 @@ HWY_INLINE void GradientBlock(const ConvTokens& c, int64_t token, const float* c
   const D d;
   const V one = hn::Set(d, 1.0f);
   const float* const* x = c.x + token;
+  const float *next_x[kCount], *next_dy[kCount];
+  for (int t = 0; t < kCount; ++t) {
+    next_x[t] = NextRow(c, token + kCount + t);
+    next_dy[t] = dy[HWY_MIN(token + kCount + t, c.tokens - 1)];
+  }
   ForVectors(d, c.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+    HWY_UNROLL(4)
+    for (int t = 0; t < kCount; ++t) {
+      hwy::Prefetch(next_x[t] + i);
+      hwy::Prefetch(next_dy[t] + i);
+    }
     V g[kCount];
     HWY_UNROLL(4)
     for (int t = 0; t < kCount; ++t) g[t] = lanes.Load(d, dy[token + t] + i);

@@ -15,6 +15,8 @@ struct ConvTokens {
   const float* weight = nullptr;  // [width, channels]
   const float* bias = nullptr;    // [channels]
   bool silu = false;
+  // Rows of outputs begin on cache lines and are written past the caches.
+  bool stream = false;
 };
 void conv_tokens(Isa isa, const ConvTokens& conv, float* y, std::int64_t y_stride);
 

@@ -141,14 +141,14 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
       const auto part = [&](std::int64_t begin, std::int64_t tokens) {
         return Segment{s.batch, s.begin + begin, tokens};
       };
-      const auto forward = [&](const Segment& tokens) {
+      const auto forward = [&](const Segment& tokens, float* states) {
         rwkv4_forward(context.isa(), {tokens.length, channels}, c.rows(tokens, b, decay), {},
-                      {state, channels});
+                      {state, channels}, states);
       };
       c.load_state(b, state);
       for (std::int64_t t = 0; t < s.length; t += kTokens) {
         store(state, size, kept + t / kTokens * size);
-        forward(part(t, std::min(kTokens, s.length - t)));
+        forward(part(t, std::min(kTokens, s.length - t)), nullptr);
       }
       load(nullptr, size, d_state);
       for (std::int64_t i = 0; i < 3 && d_last.data != nullptr; ++i) {
@@ -158,11 +158,8 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
            t -= kTokens) {
         const std::int64_t tokens = std::min(kTokens, s.length - t);
         load(kept + t / kTokens * size, size, state);
-        for (std::int64_t i = 0; i < tokens; ++i) {
-          store(state, size, before + i * size);
-          if (i + 1 < tokens) forward(part(t + i, 1));
-        }
         const Segment range = part(t, tokens);
+        forward(range, before);
         const Rwkv4GradRows to = {
             rows_of(dk, range, first), rows_of(dv, range, first), sums,
             sums + channels,           sums + 2 * channels,       sums + 3 * channels};

@@ -10,6 +10,7 @@
 #include "src/base/context_impl.h"
 #include "src/kernels/pointwise.h"
 #include "src/kernels/short_conv.h"
+#include "src/ops/channel_blocks.h"
 
 namespace ouzel {
 namespace {
@@ -246,6 +247,7 @@ void short_conv(Context& context, const ShortConvOptions& options, const ShortCo
   impl.reserve(scratch_of(max_rows, sizeof(float*)) +
                scratch_of((s.width - 1) * s.channels, sizeof(float)));
   const std::vector<Piece> pieces = pieces_of(segments, s.batch, s.tokens);
+  const bool stream = is_streamed(out);
   impl.run(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t task, Scratch& scratch) {
     const Piece& piece = pieces[static_cast<std::size_t>(task)];
     if (piece.sequence < 0) return zero_rows(out, piece);
@@ -262,7 +264,8 @@ void short_conv(Context& context, const ShortConvOptions& options, const ShortCo
                     s.width,
                     parameters.weight,
                     parameters.bias,
-                    options.activation == ConvActivation::kSilu};
+                    options.activation == ConvActivation::kSilu,
+                    stream};
     conv_tokens(context.isa(), conv, out(piece.batch, piece.begin), out.stride[1]);
   });
 }
@@ -305,6 +308,8 @@ void short_conv_backward(Context& context, const ShortConvOptions& options,
   float* sums = shared + 2 * set;
 
   impl.reserve(Workspace::bytes(s));
+  // With a gradient of the final state some rows are added to once they stand.
+  const bool stream = is_streamed(dx_view) && d_final_view.data == nullptr;
   const auto backward = [&](const Piece& piece, const Workspace& work, float* own_sums) {
     const auto& [x_rows, dy_rows, dz_rows, history, d_history, zeros, dz] = work;
     // The inputs of this piece reach the outputs of up to width - 1 tokens after it.
@@ -328,6 +333,7 @@ void short_conv_backward(Context& context, const ShortConvOptions& options,
     }
     ConvTokens back{dz_rows + before, tokens, channels, s.width, adjoint.weight, adjoint.bias};
     if (dx_view.data != nullptr) {
+      back.stream = stream;
       conv_tokens(context.isa(), back, dx_view(piece.batch, piece.begin), dx_view.stride[1]);
       if (d_final_view.data != nullptr) {
         const std::int64_t kept = piece.length - s.width;  // the first token that the state keeps
@@ -342,6 +348,7 @@ void short_conv_backward(Context& context, const ShortConvOptions& options,
     if (d_initial_view.data != nullptr && piece.offset == 0) {
       back.x = dz_rows;
       back.tokens = before;
+      back.stream = false;
       conv_tokens(context.isa(), back, d_history, channels);
       for (std::int64_t d = 0; d < channels; ++d) {
         for (std::int64_t j = 0; j < s.width; ++j) {
