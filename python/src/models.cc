@@ -87,7 +87,9 @@ Tokens tokens_of(nb::handle given) {
     append_text(given, tokens.ids);
   } else if (PyList_Check(given.ptr()) || PyTuple_Check(given.ptr())) {
     for (const nb::handle id : nb::iter(given)) {
-      tokens.ids.push_back(checked_id(nb::cast<std::int64_t>(id)));
+      const Py_ssize_t value = PyNumber_AsSsize_t(id.ptr(), PyExc_OverflowError);
+      if (value == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+      tokens.ids.push_back(checked_id(value));
     }
   } else {
     const GivenArray array(given, "forward", "tokens");
@@ -117,10 +119,20 @@ Tokens tokens_of(nb::handle given) {
 }
 
 std::vector<PyState*> states_of(nb::handle given, const Tokens& tokens) {
-  if (given.is_none()) return {};
-  if (!tokens.batched) return {nb::cast<PyState*>(given)};
   std::vector<PyState*> states;
-  for (const nb::handle state : nb::iter(given)) states.push_back(nb::cast<PyState*>(state));
+  const auto append = [&](nb::handle state) {
+    if (!nb::isinstance<PyState>(state)) {
+      throw nb::type_error(
+          "forward: state must be an ouzel.State, for tokens [B, T] a sequence of B");
+    }
+    states.push_back(nb::inst_ptr<PyState>(state));
+  };
+  if (given.is_none()) return states;
+  if (!tokens.batched) {
+    append(given);
+  } else {
+    for (const nb::handle state : nb::iter(given)) append(state);
+  }
   return states;
 }
 
@@ -255,8 +267,7 @@ Generation* generate(const Model& model, nb::handle prompt, std::optional<std::i
                      std::optional<double> min_p, std::optional<double> repetition_penalty,
                      std::optional<std::int64_t> repetition_window,
                      std::optional<std::uint64_t> seed,
-                     const std::optional<std::vector<std::string>>& stop,
-                     const nb::object& context) {
+                     const std::optional<std::vector<std::string>>& stop, PyContext* context) {
   const bool of_text = PyUnicode_Check(prompt.ptr());
   if (!of_text && !PyBytes_Check(prompt.ptr())) {
     throw nb::type_error("generate: the prompt must be str or bytes");
@@ -274,7 +285,7 @@ Generation* generate(const Model& model, nb::handle prompt, std::optional<std::i
   options.seed = seed.value_or(options.seed);
   options.stop = stop.value_or(options.stop);
   auto generation = std::make_unique<Generation>(model, std::move(start), options, of_text, tokens,
-                                                 context, state == nullptr);
+                                                 nb::find(context), state == nullptr);
   if (!ids.empty()) generation->read(std::string(ids.begin(), ids.end()));
   return generation.release();
 }

@@ -78,10 +78,15 @@ def test_forward_refuses(model):
         ([256], ouzel.InvalidArgumentError), ([-1], ouzel.InvalidArgumentError),
         (np.zeros(3, np.float32), ouzel.InvalidArgumentError),
         (np.zeros((1, 1, 1), np.int32), ouzel.InvalidArgumentError),
-        (["a"], RuntimeError), (object(), TypeError),
+        (["a"], TypeError), ([1 << 70], OverflowError), (object(), TypeError),
     ):
         with pytest.raises(error):
             model.forward(tokens)
+    for tokens, state in (([1], 3), ([1], [model.new_state()]), (np.zeros((1, 1), np.int32), [None])):
+        with pytest.raises(TypeError, match="state must be an ouzel.State"):
+            model.forward(tokens, state)
+    with pytest.raises(TypeError):
+        model.generate("a", 3, context=3)
     with pytest.raises(ouzel.InvalidArgumentError, match="2 sequences were given 1 states"):
         model.forward(np.zeros((2, 3), np.int32), [model.new_state()])
     with pytest.raises(ouzel.Error):
@@ -113,7 +118,7 @@ def test_generation_is_an_iterator(model):
     as_bytes = b"".join(model.generate(b"In the ", 40, **options))
     assert len(as_bytes) == 40
     assert "".join(pieces) == as_bytes.decode(errors="replace")
-    endless = model.generate(b"In the ", **options)
+    endless = model.generate(b"In the ", **options, context=ouzel.Context(threads=1))
     assert b"".join(itertools.islice(endless, 40)) == as_bytes
     assert endless.finish is None and endless.position == 47
 
