@@ -15,7 +15,7 @@
 
 namespace ouzel {
 
-// Folded rows stand in groups of keys, [groups][rows][32].
+// Keys of a tile in key lanes.
 inline constexpr std::int64_t kKeyGroup = 32;
 // States in key lanes are tiles, [values / 8][groups][8][32].
 inline constexpr std::int64_t kValueTile = 8;
@@ -27,38 +27,38 @@ inline constexpr std::int64_t kSweepBlock = 16;
 // Rows of a block in value lanes.
 inline constexpr std::int64_t kRowBlock = 4;
 
+// Rows of keys are [rows][key_pitch] and those of values [rows][value_pitch], filled up with zeros
+// to whole groups and slabs. Pitches should not be powers of two: such rows evict each other from
+// the first-level cache.
+
 // Decays of a chunk.
 struct Folds {
   bool per_key = false;
   std::int64_t groups = 0, rows = 0;  // groups: 1 unless per key
-  float* lambda = nullptr;            // [groups][rows + 1][32]: before row t, and at last
-  float* inverse = nullptr;           // [groups][rows + 1][32]: 1 / lambda
-  float* factor = nullptr;            // [groups][rows][32]: what a fold multiplies by
+  std::int64_t pitch = 0;             // key_pitch, or 32 equal numbers
+  float* lambda = nullptr;            // [rows + 1][pitch]: before row t, and at last
+  float* inverse = nullptr;           // [rows + 1][pitch]: 1 / lambda
+  float* factor = nullptr;            // [rows][pitch]: what a fold multiplies by
   std::uint8_t* fold = nullptr;       // [groups][rows]: whether S~ is folded before the row
-  float* total = nullptr;             // [groups][32]: the sum of log decays
+  float* total = nullptr;             // [pitch]: the sum of log decays
 };
 // g: [rows], or [rows][pitch]. Returns the least of them.
-float fold_decays(Isa isa, const float* g, std::int64_t pitch, const Folds& folds);
+float fold_decays(Isa isa, const float* g, const Folds& folds);
 
-// A chunk's rows between [rows][pitch] and groups, times a factor of the folds (null: 1) that
-// `next` takes after the row's decay and not before. With every > 1 the last of each so many
-// rows stand in [rows / every][pitch]; the others are 0.
-struct GroupArgs {
-  std::int64_t rows = 0, groups = 0, pitch = 0;
+// Rows of `keys` numbers times a factor of the folds (null: 1), that after the row's decay (`next`)
+// or before it. With every > 1, fold_rows takes [rows / every] rows to the last of each so many,
+// and zeros to the others; unfold_rows the other way. `out` may be `in` with every = 1.
+struct FoldRowsArgs {
+  std::int64_t rows = 0, keys = 0, pitch = 0;
   std::int64_t every = 1;
   const float* factor = nullptr;
-  bool per_key = false;
+  const Folds* folds = nullptr;
   bool next = true;
 };
-void group_rows(Isa isa, const GroupArgs& args, const float* in, float* out);
-void ungroup_rows(Isa isa, const GroupArgs& args, const float* in, float* out);
-// out[rows]: sums of rows of `pitch`.
-void sum_keys(Isa isa, std::int64_t rows, std::int64_t pitch, const float* in, float* out);
-
-// Rows of values, [rows][pitch], as [tiles][rows][8]: rows a power of two apart would evict each
-// other from the first-level cache.
-void group_values(Isa isa, std::int64_t rows, std::int64_t tiles, std::int64_t pitch,
-                  const float* in, float* out);
+void fold_rows(Isa isa, const FoldRowsArgs& args, const float* in, float* out);
+void unfold_rows(Isa isa, const FoldRowsArgs& args, const float* in, float* out);
+// out[rows]: sums of `keys` numbers of rows.
+void sum_keys(Isa isa, const FoldRowsArgs& args, const float* in, float* out);
 
 // y = e^x, `count` numbers (a multiple of 16).
 void exponentials(Isa isa, std::int64_t count, const float* x, float* y);
@@ -90,21 +90,26 @@ struct BonusArgs {
 };
 void bonus_grads(Isa isa, const BonusArgs& args);
 
-// Rows of keys are folded and grouped, [groups][rows][32]; so are those of values,
-// [tiles][rows][8].
-struct SweepArgs {
-  std::int64_t rows = 0, groups = 0, value_tiles = 0, pitch = 0;
+// What the passes over a chunk have in common. Rows of keys are folded.
+struct ChunkArgs {
+  std::int64_t rows = 0;
+  std::int64_t groups = 0;  // of 32 keys
+  std::int64_t tiles = 0;   // of 8 values
+  std::int64_t key_pitch = 0, value_pitch = 0;
   std::int64_t queries = 1;
   const Folds* folds = nullptr;  // null: no decay of keys
-  // Rows where a tile decays, in groups like those of the folds (one if there are none).
+  // [groups of the folds, or 1][rows]: rows where a tile decays.
   const std::uint8_t* marks = nullptr;
   const float* value_decay = nullptr;  // e^gv, or null
   bool before = false;                 // q or, if there is an erase, e reads S_(t-1)
-  const float* q = nullptr;            // [queries][groups][rows][32]
+};
+
+struct SweepArgs : ChunkArgs {
+  const float* q = nullptr;  // [queries][rows]
   const float* k = nullptr;
   const float* e = nullptr;            // null: no erase
   const float* b = nullptr;            // null: collinear
-  const float* output_grad = nullptr;  // [queries][tiles][rows][8]
+  const float* output_grad = nullptr;  // [queries][rows]
   const float* write = nullptr;        // what is written with k: v, or v - c * r
   const float* read = nullptr;         // r
   const float* read_grad = nullptr;    // its gradient
@@ -116,8 +121,8 @@ struct SweepArgs {
   float* de = nullptr;
   float* db = nullptr;
   float* dg = nullptr;       // null: not wanted
-  float* dv = nullptr;       // [rows][pitch], without erase
-  float* dgv = nullptr;      // [rows][pitch], with value_decay
+  float* dv = nullptr;       // without erase
+  float* dgv = nullptr;      // with value_decay
   float* states = nullptr;   // [blocks of rows] states, scratch; null: dg and dgv are not wanted
   float* history = nullptr;  // [16][8][32], scratch
   float* partial = nullptr;  // [2][16][8][16], scratch
@@ -130,45 +135,39 @@ void backward_sweep(Isa isa, const SweepArgs& args);
 
 // S += S expm1(sum of log decays) + what the chunk's rows write, which is summed from zero; in two
 // parts, S and what it lost to rounding, so that long sums stay exact. No erase.
-struct AccumulateArgs {
-  std::int64_t rows = 0, groups = 0, value_tiles = 0;
-  bool reverse = false;     // G: rows last to first
-  bool decay_first = true;  // a row's decay comes before its write
-  const Folds* folds = nullptr;
-  // Rows where a tile decays, in groups like those of the folds (one if there are none).
-  const std::uint8_t* marks = nullptr;
-  const float* value_decay = nullptr;  // [tiles][rows][8]
+struct AccumulateArgs : ChunkArgs {
+  bool reverse = false;                // G: rows last to first
   const float* value_total = nullptr;  // [values]: sums of gv
   std::int64_t writes = 1;
-  const float* x = nullptr;  // [writes][groups][rows][32]
-  const float* a = nullptr;  // [writes][tiles][rows][8]
-  float* state = nullptr;    // tiles
+  const float* x = nullptr;      // [writes][rows]
+  const float* a = nullptr;      // [writes][rows]
+  const float* state = nullptr;  // tiles: S before
+  float* state_out = nullptr;    // and after; may be `state`
   float* low = nullptr;
   const PrefetchColumn* prefetch = nullptr;
   std::int64_t prefetch_count = 0;
 };
 void accumulate_rows(Isa isa, const AccumulateArgs& args);
 
-// Blocks of rows in value lanes. Within a block of 4 nothing is folded but at its first row, so
-// that a block is: what its rows read of the state before it, a substitution with their inner
-// products, and one update. Forward it yields what is erased, backward the gradients of values and
-// of what was erased.
-struct BlockArgs {
-  std::int64_t rows = 0, groups = 0, slabs = 0, pitch = 0;
-  std::int64_t queries = 1;
-  const Folds* folds = nullptr;
-  const float* value_decay = nullptr;
-  bool read_before = false, erase_before = false;
+// Blocks of four rows in value lanes: what the rows read of the state before the block, a
+// substitution with their inner products, and one update. Forward it yields what is erased,
+// backward the gradients of values and of what was erased. A row may also be a block of its own,
+// where values decay or a fold must drop NaN.
+struct ErasingArgs : ChunkArgs {
   const float* q = nullptr;
   const float* k = nullptr;
   const float* e = nullptr;
   const float* b = nullptr;
   const float* v = nullptr;
-  const float* c = nullptr;  // [rows], or [rows][pitch]; collinear
+  const float* c = nullptr;  // [rows], or [rows][value_pitch]; collinear
   bool c_per_value = false;
-  const std::uint8_t* first = nullptr;  // [rows + 1]: whether a block begins at the row
-  float* state = nullptr;               // slabs: S or G
-  float* r = nullptr;                   // [rows][pitch]
+  const std::uint8_t* first = nullptr;   // [rows + 1]: whether a block begins at the row
+  const std::uint8_t* folded = nullptr;  // [rows]: whether one with folds within does
+  // Its rows as multiplied by those, like q and so on; and all of them, in the place of its first.
+  float *block_q = nullptr, *block_k = nullptr, *block_e = nullptr, *block_b = nullptr;
+  float* block_factor = nullptr;  // [rows][key_pitch]
+  float* state = nullptr;         // slabs: S or G
+  float* r = nullptr;
   const float* output_grad = nullptr;
   float* written = nullptr;  // v - c * r, collinear
   float* dv = nullptr;
@@ -177,9 +176,9 @@ struct BlockArgs {
   // Inner products with the block's earlier rows, [rows][4]: e.k, e.b, and [queries] q.k, q.b.
   float *ek = nullptr, *eb = nullptr, *qk = nullptr, *qb = nullptr;
 };
-void block_products(Isa isa, const BlockArgs& args);
-void block_forward(Isa isa, const BlockArgs& args);
-void block_backward(Isa isa, const BlockArgs& args);
+void block_products(Isa isa, const ErasingArgs& args);
+void block_forward(Isa isa, const ErasingArgs& args);
+void block_backward(Isa isa, const ErasingArgs& args);
 
 // Slabs as tiles.
 void tiles_from_slabs(Isa isa, std::int64_t groups, std::int64_t value_tiles, const float* slabs,

@@ -30,9 +30,10 @@ using Values = float[kRowBlock][kValueSlab];
 
 // y (+)= S~^T x_t for kRows rows of x.
 template <int kRows>
-void read_block(const BlockArgs& a, const float* x, std::int64_t row, const float* slab,
+void read_block(const ErasingArgs& a, const float* x, std::int64_t row, const float* slab,
                 Values& y) {
   const D d;
+  const std::int64_t pitch = a.key_pitch;
   for (std::int64_t c = 0; c < kValueSlab; c += kColumns) {
     V sum[kRows][kVectors];
     OUZEL_UNROLL
@@ -41,7 +42,7 @@ void read_block(const BlockArgs& a, const float* x, std::int64_t row, const floa
       for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(d);
     }
     for (std::int64_t group = 0; group < a.groups; ++group) {
-      const float* keys = x + (group * a.rows + row) * kKeyGroup;
+      const float* keys = x + row * a.key_pitch + group * kKeyGroup;
       const float* s = slab + group * kKeyGroup * kValueSlab + c;
       for (std::int64_t k = 0; k < kKeyGroup; ++k) {
         V state[kVectors];
@@ -51,7 +52,7 @@ void read_block(const BlockArgs& a, const float* x, std::int64_t row, const floa
         }
         OUZEL_UNROLL
         for (int i = 0; i < kRows; ++i) {
-          const V key = hn::Set(d, keys[i * kKeyGroup + k]);
+          const V key = hn::Set(d, keys[i * pitch + k]);
           OUZEL_UNROLL
           for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(key, state[j], sum[i][j]);
         }
@@ -65,30 +66,37 @@ void read_block(const BlockArgs& a, const float* x, std::int64_t row, const floa
   }
 }
 
-// S~ += sum of x_t y_t^T over kRows rows.
-template <int kRows>
-void write_block(const BlockArgs& a, const float* x, std::int64_t row, const float* y,
-                 std::int64_t pitch, float* slab) {
+// S~ += sum of x_t y_t^T over kRows rows, after S~ *= factor of its keys (kScale); where that is 0,
+// 0.
+template <int kRows, bool kScale>
+void write_block(const ErasingArgs& a, const float* x, std::int64_t row, const float* y,
+                 std::int64_t y_pitch, const float* factor, float* slab) {
   const D d;
+  const std::int64_t pitch = a.key_pitch;
   for (std::int64_t c = 0; c < kValueSlab; c += kColumns) {
     V value[kRows][kVectors];
     OUZEL_UNROLL
     for (int i = 0; i < kRows; ++i) {
       OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) value[i][j] = hn::Load(d, y + i * pitch + c + j * kLanes);
+      for (int j = 0; j < kVectors; ++j)
+        value[i][j] = hn::Load(d, y + i * y_pitch + c + j * kLanes);
     }
     for (std::int64_t group = 0; group < a.groups; ++group) {
-      const float* keys = x + (group * a.rows + row) * kKeyGroup;
+      const float* keys = x + row * a.key_pitch + group * kKeyGroup;
       float* s = slab + group * kKeyGroup * kValueSlab + c;
       for (std::int64_t k = 0; k < kKeyGroup; ++k) {
         V state[kVectors];
         OUZEL_UNROLL
         for (int j = 0; j < kVectors; ++j) {
           state[j] = hn::Load(d, s + k * kValueSlab + j * kLanes);
+          if constexpr (kScale) {
+            const V f = hn::Set(d, factor[group * kKeyGroup + k]);
+            state[j] = hn::IfThenElseZero(hn::Ne(f, hn::Zero(d)), hn::Mul(state[j], f));
+          }
         }
         OUZEL_UNROLL
         for (int i = 0; i < kRows; ++i) {
-          const V key = hn::Set(d, keys[i * kKeyGroup + k]);
+          const V key = hn::Set(d, keys[i * pitch + k]);
           OUZEL_UNROLL
           for (int j = 0; j < kVectors; ++j) {
             state[j] = hn::MulAdd(key, value[i][j], state[j]);
@@ -128,27 +136,26 @@ void scale_values(const float* factor, std::int64_t groups, float* slab) {
   }
 }
 
-void decay(const BlockArgs& a, std::int64_t row, std::int64_t column, float* slab) {
+void decay(const ErasingArgs& a, std::int64_t row, std::int64_t column, float* slab) {
   if (a.folds != nullptr) {
     const Folds& f = *a.folds;
     for (std::int64_t group = 0; group < a.groups; ++group) {
       const std::int64_t of = f.per_key ? group : 0;
       if (!f.fold[of * f.rows + row]) continue;
-      scale_keys(f.factor + (of * f.rows + row) * kKeyGroup, 0, 1,
+      scale_keys(f.factor + row * f.pitch + of * kKeyGroup, 0, 1,
                  slab + group * kKeyGroup * kValueSlab);
     }
   }
   if (a.value_decay != nullptr) {
-    scale_values(a.value_decay + row * a.pitch + column, a.groups, slab);
+    scale_values(a.value_decay + row * a.value_pitch + column, a.groups, slab);
   }
 }
 
 // From Lambda = 1 at a chunk's begin to S itself at its end, or into G~ from G at its end.
-void leave(const BlockArgs& a, float* slab) {
+void leave(const ErasingArgs& a, float* slab) {
   if (a.folds == nullptr) return;
   const Folds& f = *a.folds;
-  const std::int64_t pitch = f.per_key ? (f.rows + 1) * kKeyGroup : 0;
-  scale_keys(f.lambda + f.rows * kKeyGroup, pitch, a.groups, slab);
+  scale_keys(f.lambda + f.rows * f.pitch, f.per_key ? kKeyGroup : 0, a.groups, slab);
 }
 
 // y += x a.
@@ -161,11 +168,12 @@ HWY_INLINE void add(float a, const float* x, float* y) {
 }
 
 // out = v - c * r with a number of c per row or per value; v null: 0.
-HWY_INLINE void subtract(const BlockArgs& a, std::int64_t t, std::int64_t column, const float* v,
+HWY_INLINE void subtract(const ErasingArgs& a, std::int64_t t, std::int64_t column, const float* v,
                          const float* r, float* out) {
   const D d;
   for (std::int64_t j = 0; j < kValueSlab; j += kLanes) {
-    const V c = a.c_per_value ? hn::Load(d, a.c + t * a.pitch + column + j) : hn::Set(d, a.c[t]);
+    const V c =
+        a.c_per_value ? hn::Load(d, a.c + t * a.value_pitch + column + j) : hn::Set(d, a.c[t]);
     const V x = v == nullptr ? hn::Zero(d) : hn::Load(d, v + j);
     hn::Store(hn::NegMulAdd(c, hn::Load(d, r + j), x), d, out + j);
   }
@@ -177,69 +185,82 @@ HWY_INLINE void copy(const float* x, float* y) {
 }
 
 // dc = -dv * r, and what was written.
-HWY_INLINE void strengths(const BlockArgs& a, std::int64_t t, std::int64_t column,
+HWY_INLINE void strengths(const ErasingArgs& a, std::int64_t t, std::int64_t column,
                           const float* dv) {
   const D d;
-  const float* r = a.r + t * a.pitch + column;
-  subtract(a, t, column, a.v + t * a.pitch + column, r, a.written + t * a.pitch + column);
+  const float* r = a.r + t * a.value_pitch + column;
+  subtract(a, t, column, a.v + t * a.value_pitch + column, r,
+           a.written + t * a.value_pitch + column);
   V sum = hn::Zero(d);
   for (std::int64_t j = 0; j < kValueSlab; j += kLanes) {
     const V x = hn::Mul(hn::Load(d, dv + j), hn::Load(d, r + j));
-    if (a.c_per_value) hn::Store(hn::Neg(x), d, a.dc + t * a.pitch + column + j);
+    if (a.c_per_value) hn::Store(hn::Neg(x), d, a.dc + t * a.value_pitch + column + j);
     sum = hn::Add(sum, x);
   }
   if (a.c_per_value) return;
   a.dc[t] = (column == 0 ? 0.0f : a.dc[t]) - hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
+// A block: rows as they stand before its first one, and what it does to the state. With folds
+// within, reads are multiplied by the folds since its begin and writes by those to its end.
+struct Block {
+  std::int64_t row;
+  const float *q, *k, *e, *b, *factor;  // factor null: 1
+
+  Block(const ErasingArgs& a, std::int64_t first)
+      : row(first), q(a.q), k(a.k), e(a.e), b(a.b), factor(nullptr) {
+    if (!a.folded[first]) return;
+    q = a.block_q, k = a.block_k, e = a.block_e, b = a.block_b;
+    factor = a.block_factor + first * a.key_pitch;
+  }
+};
+
 template <int kRows>
-void forward(const BlockArgs& a, std::int64_t row, std::int64_t column, float* slab) {
+HWY_INLINE void write(const ErasingArgs& a, const float* x, std::int64_t row, const float* y,
+                      std::int64_t y_pitch, const float* factor, float* slab) {
+  factor == nullptr ? write_block<kRows, false>(a, x, row, y, y_pitch, nullptr, slab)
+                    : write_block<kRows, true>(a, x, row, y, y_pitch, factor, slab);
+}
+
+template <int kRows>
+void forward(const ErasingArgs& a, std::int64_t row, std::int64_t column, float* slab) {
   HWY_ALIGN Values r, written;
-  if (!a.erase_before) decay(a, row, column, slab);
-  read_block<kRows>(a, a.e, row, slab, r);
+  const Block block(a, row);
+  if (kRows == 1 && !a.before) decay(a, row, column, slab);
+  read_block<kRows>(a, block.e, row, slab, r);
   for (int i = 0; i < kRows; ++i) {
     const std::int64_t t = row + i;
     for (int j = 0; j < i; ++j) {
       add(a.ek[t * kRowBlock + j], written[j], r[i]);
       if (a.b != nullptr) add(a.eb[t * kRowBlock + j], r[j], r[i]);
     }
-    const float* v = a.v + t * a.pitch + column;
+    const float* v = a.v + t * a.value_pitch + column;
     a.b == nullptr ? subtract(a, t, column, v, r[i], written[i]) : copy(v, written[i]);
-    copy(r[i], a.r + t * a.pitch + column);
+    copy(r[i], a.r + t * a.value_pitch + column);
   }
-  if (a.erase_before) decay(a, row, column, slab);
-  write_block<kRows>(a, a.k, row, written[0], kValueSlab, slab);
-  if (a.b != nullptr) write_block<kRows>(a, a.b, row, r[0], kValueSlab, slab);
+  if (kRows == 1 && a.before) decay(a, row, column, slab);
+  write<kRows>(a, block.k, row, written[0], kValueSlab, block.factor, slab);
+  if (a.b != nullptr) write<kRows>(a, block.b, row, r[0], kValueSlab, nullptr, slab);
 }
 
 template <int kRows>
-void backward(const BlockArgs& a, std::int64_t row, std::int64_t column, float* slab) {
+void backward(const ErasingArgs& a, std::int64_t row, std::int64_t column, float* slab) {
   HWY_ALIGN Values dv, dr;
-  const std::int64_t query = a.groups * a.rows * kKeyGroup, values = a.rows * a.pitch;
-  const auto write_queries = [&]() HWY_ATTR {
-    for (std::int64_t n = 0; n < a.queries; ++n) {
-      write_block<kRows>(a, a.q + n * query, row,
-                         a.output_grad + n * values + row * a.pitch + column, a.pitch, slab);
-    }
-  };
-  const auto write_erased = [&]() HWY_ATTR {
-    write_block<kRows>(a, a.e, row, dr[0], kValueSlab, slab);
-  };
+  const Block block(a, row);
+  const std::int64_t query = a.rows * a.key_pitch, values = a.rows * a.value_pitch;
   // What reaches row i of the block's rows from i on, by the products of their q and e with x_i.
   const auto later = [&](int i, const float* qx, const float* ex, Values& y) HWY_ATTR {
     for (int j = i; j < kRows; ++j) {
       const std::int64_t t = row + j;
-      if (j > i || !a.read_before) {
-        for (std::int64_t n = 0; n < a.queries; ++n) {
-          add(qx[(n * a.rows + t) * kRowBlock + i],
-              a.output_grad + n * values + t * a.pitch + column, y[i]);
-        }
+      for (std::int64_t n = 0; n < a.queries; ++n) {
+        add(qx[(n * a.rows + t) * kRowBlock + i],
+            a.output_grad + n * values + t * a.value_pitch + column, y[i]);
       }
       if (j > i) add(ex[t * kRowBlock + i], dr[j], y[i]);
     }
   };
-  read_block<kRows>(a, a.k, row, slab, dv);
-  if (a.b != nullptr) read_block<kRows>(a, a.b, row, slab, dr);
+  read_block<kRows>(a, block.k, row, slab, dv);
+  if (a.b != nullptr) read_block<kRows>(a, block.b, row, slab, dr);
   for (int i = kRows - 1; i >= 0; --i) {
     const std::int64_t t = row + i;
     later(i, a.qk, a.ek, dv);
@@ -248,52 +269,106 @@ void backward(const BlockArgs& a, std::int64_t row, std::int64_t column, float* 
     } else {
       subtract(a, t, column, nullptr, dv[i], dr[i]);
     }
-    copy(dv[i], a.dv + t * a.pitch + column);
-    copy(dr[i], a.dr + t * a.pitch + column);
+    copy(dv[i], a.dv + t * a.value_pitch + column);
+    copy(dr[i], a.dr + t * a.value_pitch + column);
     if (a.b == nullptr) strengths(a, t, column, dv[i]);
   }
-  if (!a.read_before) write_queries();
-  if (!a.erase_before) write_erased();
-  decay(a, row, column, slab);
-  if (a.read_before) write_queries();
-  if (a.erase_before) write_erased();
+  for (std::int64_t n = 0; n < a.queries; ++n) {
+    write<kRows>(a, block.q + n * query, row,
+                 a.output_grad + n * values + row * a.value_pitch + column, a.value_pitch,
+                 n == 0 ? block.factor : nullptr, slab);
+  }
+  if (kRows == 1 && a.before) decay(a, row, column, slab);
+  write<kRows>(a, block.e, row, dr[0], kValueSlab, nullptr, slab);
+  if (kRows == 1 && !a.before) decay(a, row, column, slab);
 }
 
-// The inner products of x with the rows of y that stand before it in the block, and with its own.
-void products(const BlockArgs& a, const float* x, const float* y, float* out) {
+// A fold before a row, of the vector of keys from `key` on; null: none.
+HWY_INLINE const float* fold_of(const ErasingArgs& a, std::int64_t row, std::int64_t key) {
+  if (a.folds == nullptr) return nullptr;
+  const Folds& f = *a.folds;
+  const std::int64_t group = f.per_key ? key / kKeyGroup : 0;
+  if (!f.fold[group * f.rows + row]) return nullptr;
+  return f.factor + row * f.pitch + (f.per_key ? key : 0);
+}
+
+// The inner products of x with the rows of y that stand before it in the block, and with its own;
+// with the folds between, that of x's row only if it is `after` that.
+void products(const ErasingArgs& a, const float* x, const float* y, bool after, float* out) {
   const D d;
   std::int64_t begin = 0;
   for (std::int64_t t = 0; t < a.rows; ++t) {
     if (a.first[t]) begin = t;
-    for (std::int64_t i = begin; i <= t; ++i) {
-      V sum = hn::Zero(d);
-      for (std::int64_t group = 0; group < a.groups; ++group) {
-        const float* p = x + (group * a.rows + t) * kKeyGroup;
-        const float* q = y + (group * a.rows + i) * kKeyGroup;
-        for (std::int64_t k = 0; k < kKeyGroup; k += kLanes) {
-          sum = hn::MulAdd(hn::Load(d, p + k), hn::Load(d, q + k), sum);
+    V sums[kRowBlock];
+    OUZEL_UNROLL
+    for (int i = 0; i < kRowBlock; ++i) sums[i] = hn::Zero(d);
+    for (std::int64_t key = 0; key < a.groups * kKeyGroup; key += kLanes) {
+      V row = hn::Load(d, x + t * a.key_pitch + key);
+      for (std::int64_t i = t; i >= begin; --i) {
+        if (i < t && (after || i + 1 < t)) {
+          if (const float* f = fold_of(a, i + 1, key)) row = hn::Mul(row, hn::Load(d, f));
         }
+        V& sum = sums[i - begin];
+        sum = hn::MulAdd(row, hn::Load(d, y + i * a.key_pitch + key), sum);
       }
-      out[t * kRowBlock + i - begin] = hn::GetLane(hn::SumOfLanes(d, sum));
+    }
+    for (std::int64_t i = begin; i <= t; ++i) {
+      out[t * kRowBlock + i - begin] = hn::GetLane(hn::SumOfLanes(d, sums[i - begin]));
+    }
+  }
+}
+
+// The rows of a block with folds within: see Block.
+void fold_block(const ErasingArgs& a, std::int64_t begin) {
+  const D d;
+  const std::int64_t query = a.rows * a.key_pitch;
+  for (std::int64_t key = 0; key < a.groups * kKeyGroup; key += kLanes) {
+    const auto scaled = [&](V product, const float* from, float* to, std::int64_t t) HWY_ATTR {
+      if (from == nullptr) return;
+      const std::int64_t at = t * a.key_pitch + key;
+      hn::Store(hn::Mul(product, hn::Load(d, from + at)), d, to + at);
+    };
+    const auto fold = [&](V product, std::int64_t t) HWY_ATTR {
+      const float* f = fold_of(a, t, key);
+      return f == nullptr ? product : hn::Mul(product, hn::Load(d, f));
+    };
+    V product = hn::Set(d, 1.0f);
+    for (std::int64_t t = begin; t < begin + kRowBlock; ++t) {
+      if (a.before) scaled(product, a.e, a.block_e, t);
+      product = fold(product, t);
+      if (!a.before) scaled(product, a.e, a.block_e, t);
+      for (std::int64_t n = 0; a.qk != nullptr && n < a.queries; ++n) {
+        scaled(product, a.q + n * query, a.block_q + n * query, t);
+      }
+    }
+    hn::Store(product, d, a.block_factor + begin * a.key_pitch + key);
+    product = hn::Set(d, 1.0f);
+    for (std::int64_t t = begin + kRowBlock - 1; t >= begin; --t) {
+      scaled(product, a.k, a.block_k, t);
+      scaled(product, a.b, a.block_b, t);
+      product = fold(product, t);
     }
   }
 }
 
 }  // namespace
 
-void BlockProducts(const BlockArgs& a) {
-  const std::int64_t query = a.groups * a.rows * kKeyGroup;
-  products(a, a.e, a.k, a.ek);
-  if (a.b != nullptr) products(a, a.e, a.b, a.eb);
+void BlockProducts(const ErasingArgs& a) {
+  const std::int64_t query = a.rows * a.key_pitch;
+  for (std::int64_t t = 0; t < a.rows; ++t) {
+    if (a.first[t] && a.folded[t]) fold_block(a, t);
+  }
+  products(a, a.e, a.k, !a.before, a.ek);
+  if (a.b != nullptr) products(a, a.e, a.b, !a.before, a.eb);
   if (a.qk == nullptr) return;
   for (std::int64_t n = 0; n < a.queries; ++n) {
-    products(a, a.q + n * query, a.k, a.qk + n * a.rows * kRowBlock);
-    if (a.b != nullptr) products(a, a.q + n * query, a.b, a.qb + n * a.rows * kRowBlock);
+    products(a, a.q + n * query, a.k, true, a.qk + n * a.rows * kRowBlock);
+    if (a.b != nullptr) products(a, a.q + n * query, a.b, true, a.qb + n * a.rows * kRowBlock);
   }
 }
 
-void BlockForward(const BlockArgs& a) {
-  for (std::int64_t i = 0; i < a.slabs; ++i) {
+void BlockForward(const ErasingArgs& a) {
+  for (std::int64_t i = 0; i < padded(a.tiles * kValueTile, kValueSlab) / kValueSlab; ++i) {
     float* slab = a.state + i * a.groups * kKeyGroup * kValueSlab;
     for (std::int64_t t = 0, end; t < a.rows; t = end) {
       for (end = t + 1; !a.first[end];) ++end;
@@ -304,8 +379,8 @@ void BlockForward(const BlockArgs& a) {
   }
 }
 
-void BlockBackward(const BlockArgs& a) {
-  for (std::int64_t i = 0; i < a.slabs; ++i) {
+void BlockBackward(const ErasingArgs& a) {
+  for (std::int64_t i = 0; i < padded(a.tiles * kValueTile, kValueSlab) / kValueSlab; ++i) {
     float* slab = a.state + i * a.groups * kKeyGroup * kValueSlab;
     leave(a, slab);
     for (std::int64_t t = a.rows, begin; t > 0; t = begin) {
@@ -343,9 +418,9 @@ HWY_EXPORT(BlockProducts);
 HWY_EXPORT(BlockForward);
 HWY_EXPORT(BlockBackward);
 HWY_EXPORT(TilesFromSlabs);
-void block_products(Isa isa, const BlockArgs& args) { OUZEL_DISPATCH(isa, BlockProducts)(args); }
-void block_forward(Isa isa, const BlockArgs& args) { OUZEL_DISPATCH(isa, BlockForward)(args); }
-void block_backward(Isa isa, const BlockArgs& args) { OUZEL_DISPATCH(isa, BlockBackward)(args); }
+void block_products(Isa isa, const ErasingArgs& args) { OUZEL_DISPATCH(isa, BlockProducts)(args); }
+void block_forward(Isa isa, const ErasingArgs& args) { OUZEL_DISPATCH(isa, BlockForward)(args); }
+void block_backward(Isa isa, const ErasingArgs& args) { OUZEL_DISPATCH(isa, BlockBackward)(args); }
 void tiles_from_slabs(Isa isa, std::int64_t groups, std::int64_t value_tiles, const float* slabs,
                       float* tiles) {
   OUZEL_DISPATCH(isa, TilesFromSlabs)(groups, value_tiles, slabs, tiles);

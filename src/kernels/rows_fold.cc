@@ -1,4 +1,4 @@
-// Rows of keys with folded decays, in groups of 32 keys (rows_backward.h), and back.
+// Rows of keys with folded decays (rows_backward.h), and their gradients back.
 #include "src/kernels/rows_backward.h"
 
 #include <algorithm>
@@ -37,16 +37,15 @@ HWY_INLINE V reciprocal(D d, V x) {
 }
 
 // Returns the least log decays.
-V fold_group(const float* g, std::int64_t step, const Folds& f, std::int64_t group) {
+V fold_group(const float* g, const Folds& f, std::int64_t group) {
   const D d;
   const V one = hn::Set(d, 1.0f);
+  const std::int64_t pitch = f.pitch;
   const auto log_decay = [&](std::int64_t t, std::int64_t i) HWY_ATTR {
-    return f.per_key ? hn::Load(d, g + t * step + group * kKeyGroup + i) : hn::Set(d, g[t]);
+    return f.per_key ? hn::Load(d, g + t * pitch + group * kKeyGroup + i) : hn::Set(d, g[t]);
   };
-  float* lambda = f.lambda + group * (f.rows + 1) * kKeyGroup;
-  float* inverse = f.inverse + group * (f.rows + 1) * kKeyGroup;
-  float* factor = f.factor + group * f.rows * kKeyGroup;
-  float* total = f.total + group * kKeyGroup;
+  float *lambda = f.lambda + group * kKeyGroup, *inverse = f.inverse + group * kKeyGroup;
+  float *factor = f.factor + group * kKeyGroup, *total = f.total + group * kKeyGroup;
   V least = hn::Zero(d);
   // Sums of logarithms above this make the product: rounded factors would drift, 3e-8 a row, where
   // a weak decay is the same in every row.
@@ -56,7 +55,7 @@ V fold_group(const float* g, std::int64_t step, const Folds& f, std::int64_t gro
     hn::Store(one, d, inverse + i);
     hn::Store(hn::Zero(d), d, total + i);
   }
-  for (std::int64_t t = 0; t < f.rows; ++t, lambda += kKeyGroup, inverse += kKeyGroup) {
+  for (std::int64_t t = 0; t < f.rows; ++t, lambda += pitch, inverse += pitch, factor += pitch) {
     bool fold = false;
     for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
       const V x = log_decay(t, i);
@@ -64,74 +63,69 @@ V fold_group(const float* g, std::int64_t step, const Folds& f, std::int64_t gro
       const V sum = hn::Add(hn::Load(d, total + i), x);
       hn::Store(sum, d, total + i);
       const auto weak = hn::Gt(sum, bound);
-      const V factor = math::exp(d, hn::IfThenElse(weak, sum, x));
-      const V next = hn::IfThenElse(weak, factor, hn::Mul(hn::Load(d, lambda + i), factor));
-      hn::Store(next, d, lambda + kKeyGroup + i);
-      hn::Store(reciprocal(d, next), d, inverse + kKeyGroup + i);
+      const V decay = math::exp(d, hn::IfThenElse(weak, sum, x));
+      const V next = hn::IfThenElse(weak, decay, hn::Mul(hn::Load(d, lambda + i), decay));
+      hn::Store(next, d, lambda + pitch + i);
+      hn::Store(reciprocal(d, next), d, inverse + pitch + i);
       fold = fold || !hn::AllFalse(d, hn::Lt(next, hn::Set(d, kLeast)));
     }
     f.fold[group * f.rows + t] = fold;
     if (!fold) continue;
     bound = hn::Set(d, 1.0f);  // the product begins anew, the sum does not
     for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
-      hn::Store(hn::Load(d, lambda + kKeyGroup + i), d, factor + t * kKeyGroup + i);
-      hn::Store(one, d, lambda + kKeyGroup + i);
-      hn::Store(one, d, inverse + kKeyGroup + i);
+      hn::Store(hn::Load(d, lambda + pitch + i), d, factor + i);
+      hn::Store(one, d, lambda + pitch + i);
+      hn::Store(one, d, inverse + pitch + i);
     }
   }
   return least;
 }
 
-// body(grouped vector's offset, row's offset or -1, factor's offset), in the order of the groups.
-template <class Body>
-HWY_INLINE void for_vectors(const GroupArgs& a, Body body) {
-  for (std::int64_t group = 0; group < a.groups; ++group) {
-    const std::int64_t factor =
-        ((a.per_key ? group * (a.rows + 1) : 0) + (a.next ? 1 : 0)) * kKeyGroup;
-    for (std::int64_t t = 0; t < a.rows; ++t) {
-      const bool none = (t + 1) % a.every != 0;
-      const std::int64_t row = t / a.every * a.pitch + group * kKeyGroup;
-      for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
-        body((group * a.rows + t) * kKeyGroup + i, none ? -1 : row + i, factor + t * kKeyGroup + i);
-      }
-    }
+// A row times its factor; in null: zeros.
+HWY_INLINE void fold_row(const FoldRowsArgs& a, std::int64_t t, const float* in, float* out) {
+  const D d;
+  const float* factor = nullptr;
+  std::int64_t step = 0;
+  if (a.factor != nullptr) {
+    factor = a.factor + (t + (a.next ? 1 : 0)) * a.folds->pitch;
+    step = a.folds->per_key ? 1 : 0;
+  }
+  for (std::int64_t i = 0; i < a.keys; i += kLanes) {
+    V x = in == nullptr ? hn::Zero(d) : hn::Load(d, in + i);
+    if (factor != nullptr) x = hn::Mul(x, hn::Load(d, factor + i * step));
+    hn::Store(x, d, out + i);
   }
 }
 
 }  // namespace
 
-float FoldDecays(const float* g, std::int64_t pitch, const Folds& folds) {
+float FoldDecays(const float* g, const Folds& folds) {
   const D d;
   V least = hn::Zero(d);
   for (std::int64_t group = 0; group < folds.groups; ++group) {
-    least = hn::Min(least, fold_group(g, pitch, folds, group));
+    least = hn::Min(least, fold_group(g, folds, group));
   }
   return hn::GetLane(hn::MinOfLanes(d, least));
 }
 
-void GroupRows(const GroupArgs& a, const float* in, float* out) {
-  const D d;
-  for_vectors(a, [&](std::int64_t grouped, std::int64_t row, std::int64_t factor) HWY_ATTR {
-    const V x = row < 0 ? hn::Zero(d) : hn::Load(d, in + row);
-    hn::Store(a.factor == nullptr ? x : hn::Mul(x, hn::Load(d, a.factor + factor)), d,
-              out + grouped);
-  });
+void FoldRows(const FoldRowsArgs& a, const float* in, float* out) {
+  for (std::int64_t t = 0; t < a.rows; ++t) {
+    const bool none = (t + 1) % a.every != 0;
+    fold_row(a, t, none ? nullptr : in + t / a.every * a.pitch, out + t * a.pitch);
+  }
 }
 
-void UngroupRows(const GroupArgs& a, const float* in, float* out) {
-  const D d;
-  for_vectors(a, [&](std::int64_t grouped, std::int64_t row, std::int64_t factor) HWY_ATTR {
-    if (row < 0) return;
-    const V x = hn::Load(d, in + grouped);
-    hn::Store(a.factor == nullptr ? x : hn::Mul(x, hn::Load(d, a.factor + factor)), d, out + row);
-  });
+void UnfoldRows(const FoldRowsArgs& a, const float* in, float* out) {
+  for (std::int64_t t = a.every - 1; t < a.rows; t += a.every) {
+    fold_row(a, t, in + t * a.pitch, out + t / a.every * a.pitch);
+  }
 }
 
-void SumKeys(std::int64_t rows, std::int64_t pitch, const float* in, float* out) {
+void SumKeys(const FoldRowsArgs& a, const float* in, float* out) {
   const D d;
-  for (std::int64_t t = 0; t < rows; ++t, in += pitch) {
+  for (std::int64_t t = 0; t < a.rows; ++t, in += a.pitch) {
     V sum = hn::Zero(d);
-    for (std::int64_t i = 0; i < pitch; i += kLanes) sum = hn::Add(sum, hn::Load(d, in + i));
+    for (std::int64_t i = 0; i < a.keys; i += kLanes) sum = hn::Add(sum, hn::Load(d, in + i));
     out[t] = hn::GetLane(hn::SumOfLanes(d, sum));
   }
 }
@@ -223,24 +217,24 @@ HWY_AFTER_NAMESPACE();
 
 namespace ouzel {
 HWY_EXPORT(FoldDecays);
-HWY_EXPORT(GroupRows);
-HWY_EXPORT(UngroupRows);
+HWY_EXPORT(FoldRows);
+HWY_EXPORT(UnfoldRows);
 HWY_EXPORT(SumKeys);
 HWY_EXPORT(GateSums);
 HWY_EXPORT(GateGrads);
 HWY_EXPORT(Exponentials);
 HWY_EXPORT(BonusGrads);
-float fold_decays(Isa isa, const float* g, std::int64_t pitch, const Folds& folds) {
-  return OUZEL_DISPATCH(isa, FoldDecays)(g, pitch, folds);
+float fold_decays(Isa isa, const float* g, const Folds& folds) {
+  return OUZEL_DISPATCH(isa, FoldDecays)(g, folds);
 }
-void group_rows(Isa isa, const GroupArgs& args, const float* in, float* out) {
-  OUZEL_DISPATCH(isa, GroupRows)(args, in, out);
+void fold_rows(Isa isa, const FoldRowsArgs& args, const float* in, float* out) {
+  OUZEL_DISPATCH(isa, FoldRows)(args, in, out);
 }
-void ungroup_rows(Isa isa, const GroupArgs& args, const float* in, float* out) {
-  OUZEL_DISPATCH(isa, UngroupRows)(args, in, out);
+void unfold_rows(Isa isa, const FoldRowsArgs& args, const float* in, float* out) {
+  OUZEL_DISPATCH(isa, UnfoldRows)(args, in, out);
 }
-void sum_keys(Isa isa, std::int64_t rows, std::int64_t pitch, const float* in, float* out) {
-  OUZEL_DISPATCH(isa, SumKeys)(rows, pitch, in, out);
+void sum_keys(Isa isa, const FoldRowsArgs& args, const float* in, float* out) {
+  OUZEL_DISPATCH(isa, SumKeys)(args, in, out);
 }
 void gate_sums(Isa isa, const GateArgs& args) { OUZEL_DISPATCH(isa, GateSums)(args); }
 void gate_grads(Isa isa, const GateArgs& args) { OUZEL_DISPATCH(isa, GateGrads)(args); }

@@ -7,6 +7,7 @@
 #include "src/kernels/rows_backward.h"
 
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
@@ -107,10 +108,7 @@ HWY_INLINE void add(const V (&x)[kVectors], V a, V (&y)[kVectors]) {
 struct Place {
   std::int64_t group, key, value;  // first key within the group, first value of all
 
-  std::int64_t keys(std::int64_t rows) const { return group * rows * kKeyGroup + key; }
-  std::int64_t values(std::int64_t rows) const {
-    return value / kValueTile * rows * kValueTile + value % kValueTile;
-  }
+  std::int64_t keys() const { return group * kKeyGroup + key; }
   std::int64_t state(std::int64_t groups) const {
     return (value / kValueTile * groups + group) * kStateTile + value % kValueTile * kKeyGroup +
            key;
@@ -126,20 +124,21 @@ struct TileDecay {
   const float* lambda = nullptr;  // after the last row
   const float* total = nullptr;
   const float* values;
+  std::int64_t pitch = 0, value_pitch;
 
-  TileDecay(const std::uint8_t* marks, const Folds* f, const float* value_decay, const Place& p,
-            std::int64_t rows)
-      : at(marks), values(value_decay == nullptr ? nullptr : value_decay + p.values(rows)) {
-    if (f == nullptr) return;
-    const std::int64_t group = f->per_key ? p.group : 0;
-    at += group * rows;
-    fold = f->fold + group * rows;
-    factor = f->factor + group * rows * kKeyGroup + p.key;
-    lambda = f->lambda + (group * (rows + 1) + rows) * kKeyGroup + p.key;
-    total = f->total + group * kKeyGroup + p.key;
-  }
-  const float* fold_at(std::int64_t t) const {
-    return fold != nullptr && fold[t] ? factor + t * kKeyGroup : nullptr;
+  TileDecay(const ChunkArgs& a, const Place& p)
+      : at(a.marks),
+        values(a.value_decay == nullptr ? nullptr : a.value_decay + p.value),
+        value_pitch(a.value_pitch) {
+    if (a.folds == nullptr) return;
+    const Folds& f = *a.folds;
+    const std::int64_t group = f.per_key ? p.group : 0, key = group * kKeyGroup + p.key;
+    pitch = f.pitch;
+    at += group * a.rows;
+    fold = f.fold + group * a.rows;
+    factor = f.factor + key;
+    lambda = f.lambda + a.rows * pitch + key;
+    total = f.total + key;
   }
 };
 
@@ -149,33 +148,40 @@ struct RowDecay {
   const float* values;  // null: 1
 
   RowDecay(const TileDecay& decay, std::int64_t t)
-      : keys(decay.fold_at(t)),
-        values(decay.values == nullptr ? nullptr : decay.values + t * kValueTile) {}
-  // Zeros what a factor of 0 drops, so that products with it are 0 even of NaN.
-  HWY_INLINE void drop(D d, int i, V (&s)[kVectors]) const {
+      : keys(decay.fold != nullptr && decay.fold[t] ? decay.factor + t * decay.pitch : nullptr),
+        values(decay.values == nullptr ? nullptr : decay.values + t * decay.value_pitch) {}
+  HWY_INLINE void load(D d, V (&f)[kVectors]) const {
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      if (keys != nullptr) {
-        const auto kept = hn::Ne(hn::Load(d, keys + j * kLanes), hn::Zero(d));
-        s[j] = hn::IfThenElseZero(kept, s[j]);
-      }
+      f[j] = keys == nullptr ? hn::Set(d, 1.0f) : hn::Load(d, keys + j * kLanes);
+    }
+  }
+  // Row i of a tile: zeros what a factor of 0 drops, so that products with it are 0 even of NaN.
+  HWY_INLINE void drop(D d, const V (&f)[kVectors], int i, V (&s)[kVectors]) const {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      s[j] = hn::IfThenElseZero(hn::Ne(f[j], hn::Zero(d)), s[j]);
       if (values != nullptr && values[i] == 0.0f) s[j] = hn::Zero(d);
     }
   }
-  // Row i of the tile, times the factors.
-  HWY_INLINE void multiply(D d, int i, V (&s)[kVectors]) const {
-    drop(d, i, s);
+  // What was dropped, times the factors.
+  HWY_INLINE void multiply(D d, const V (&f)[kVectors], int i, V (&s)[kVectors]) const {
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      if (keys != nullptr) s[j] = hn::Mul(s[j], hn::Load(d, keys + j * kLanes));
+      s[j] = hn::Mul(s[j], f[j]);
       if (values != nullptr) s[j] = hn::Mul(s[j], hn::Set(d, values[i]));
     }
   }
 };
 
 HWY_INLINE void decay_row(D d, Tile& s, const RowDecay& decay) {
+  V f[kVectors];
+  decay.load(d, f);
   OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) decay.multiply(d, i, s[i]);
+  for (int i = 0; i < kValues; ++i) {
+    decay.drop(d, f, i, s[i]);
+    decay.multiply(d, f, i, s[i]);
+  }
 }
 
 // A tile's work: all that its loops over rows need beside pointers.
@@ -186,11 +192,23 @@ struct TileJob {
   PrefetchColumn next;  // the lines it brings near
 
   template <class Args>
-  TileJob(const Args& a, const Place& p, std::int64_t count, std::int64_t column, const float* here)
+  TileJob(const Args& a, const Place& p, std::int64_t count, std::int64_t column)
       : place(p),
-        decay(a.marks, a.folds, a.value_decay, p, a.rows),
+        decay(a, p),
         terms(count),
-        next(column < a.prefetch_count ? a.prefetch[column] : PrefetchColumn{here, 0}) {}
+        next(column < a.prefetch_count ? a.prefetch[column] : PrefetchColumn{a.state, 0}) {}
+};
+
+// Column by column for the tiles of a pass, evenly spread over them.
+struct Columns {
+  std::int64_t tiles, columns, tile = 0;
+
+  // The next tile's, or one beyond all.
+  std::int64_t next() {
+    const std::int64_t from = tile * columns / tiles;
+    return ++tile * columns / tiles > from ? from : kNone;
+  }
+  static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
 };
 
 enum class Erase { kNone, kCollinear, kGeneral };
@@ -214,9 +232,9 @@ HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
   Tile s;
   load(d, a.state + p.state(a.groups), kKeyGroup, s);
   const std::int64_t rows = a.rows;
-  const std::int64_t next_query = a.groups * rows * kKeyGroup;
-  const std::int64_t next_output = a.value_tiles * rows * kValueTile;
-  const std::int64_t keys = p.keys(rows), values = p.values(rows);
+  const std::int64_t key_pitch = a.key_pitch, value_pitch = a.value_pitch;
+  const std::int64_t next_query = rows * key_pitch, next_output = rows * value_pitch;
+  const std::int64_t keys = p.keys(), values = p.value;
   const float *k = a.k + keys, *w = a.write + values, *output_grad = a.output_grad + values;
   float *dq = a.dq + keys, *kept = nullptr, *de = nullptr;
   const float *dr = nullptr, *b = nullptr, *r = nullptr;
@@ -224,8 +242,10 @@ HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
   if constexpr (Kind::kErase == Erase::kGeneral) b = a.b + keys, r = a.read + values;
   if constexpr (Kind::kDirect) kept = a.states + p.state(a.groups);
   const auto row = [&](auto marked, std::int64_t t) HWY_ATTR OUZEL_INLINE_LAMBDA {
-    const std::int64_t x = t * kKeyGroup, v = t * kValueTile;
+    const std::int64_t x = t * key_pitch, v = t * value_pitch;
     const RowDecay decay(job.decay, t);
+    V f[kVectors];
+    if constexpr (marked) decay.load(d, f);
     V key[kVectors], second[kVectors], q_sum[kVectors], e_sum[kVectors];
     load_keys(d, k + x, key);
     load_keys(d, dq + x, q_sum);
@@ -236,7 +256,10 @@ HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
       const V upstream = hn::Set(d, output_grad[v + i]);
       if constexpr (Kind::kReadBefore) add(s[i], upstream, q_sum);
       if constexpr (Kind::kEraseBefore) add(s[i], hn::Set(d, dr[v + i]), e_sum);
-      if constexpr (marked) decay.multiply(d, i, s[i]);
+      if constexpr (marked) {
+        decay.drop(d, f, i, s[i]);
+        decay.multiply(d, f, i, s[i]);
+      }
       if constexpr (Kind::kErases && !Kind::kEraseBefore) add(s[i], hn::Set(d, dr[v + i]), e_sum);
       add(key, hn::Set(d, w[v + i]), s[i]);
       if constexpr (Kind::kErase == Erase::kGeneral) add(second, hn::Set(d, r[v + i]), s[i]);
@@ -247,8 +270,8 @@ HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
   };
   const auto more_queries = [&](std::int64_t t) HWY_ATTR OUZEL_INLINE_LAMBDA {
     for (std::int64_t i = 1; HWY_UNLIKELY(i < job.terms); ++i) {
-      read(d, s, output_grad + i * next_output + t * kValueTile,
-           dq + i * next_query + t * kKeyGroup);
+      read(d, s, output_grad + i * next_output + t * value_pitch,
+           dq + i * next_query + t * key_pitch);
     }
   };
   const float* near = job.next.first;
@@ -256,7 +279,7 @@ HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
     __builtin_prefetch(near, 0, 2);
     if (Kind::kDirect && t % kSweepBlock == 0) {
       store(d, s, kept, kKeyGroup);
-      kept += a.groups * a.value_tiles * kStateTile;
+      kept += a.groups * a.tiles * kStateTile;
     }
     if constexpr (Kind::kReadBefore) more_queries(t);
     if (HWY_UNLIKELY(job.decay.at[t])) {
@@ -274,15 +297,16 @@ HWY_NOINLINE void sweep_history(const SweepArgs& a, const TileJob& job, std::int
                                 std::int64_t end) {
   const D d;
   const Place& p = job.place;
-  const std::int64_t state = begin / kSweepBlock * a.groups * a.value_tiles * kStateTile;
+  const std::int64_t state = begin / kSweepBlock * a.groups * a.tiles * kStateTile;
   Tile s;
   load(d, a.states + state + p.state(a.groups), kKeyGroup, s);
-  const std::int64_t keys = p.keys(a.rows), values = p.values(a.rows);
+  const std::int64_t keys = p.keys(), values = p.value;
   const float *k = a.k + keys, *w = a.write + values, *b = nullptr, *r = nullptr;
   if constexpr (Kind::kErase == Erase::kGeneral) b = a.b + keys, r = a.read + values;
+  const std::int64_t key_pitch = a.key_pitch, value_pitch = a.value_pitch;
   float* history = a.history;
   for (std::int64_t t = begin; t < end; ++t, history += kValues * kKeys) {
-    const std::int64_t x = t * kKeyGroup, v = t * kValueTile;
+    const std::int64_t x = t * key_pitch, v = t * value_pitch;
     if (HWY_UNLIKELY(job.decay.at[t])) decay_row(d, s, RowDecay(job.decay, t));
     store(d, s, history, kKeys);
     write(d, s, k + x, w + v);
@@ -300,9 +324,9 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
   load(d, (end == a.rows ? a.grad : a.grad_out) + p.state(a.groups), kKeyGroup, g);
   if (end == a.rows && job.decay.lambda != nullptr) multiply_keys(d, g, job.decay.lambda);
   const std::int64_t rows = a.rows;
-  const std::int64_t next_query = a.groups * rows * kKeyGroup;
-  const std::int64_t next_output = a.value_tiles * rows * kValueTile;
-  const std::int64_t keys = p.keys(rows), values = p.values(rows);
+  const std::int64_t key_pitch = a.key_pitch, value_pitch = a.value_pitch;
+  const std::int64_t next_query = rows * key_pitch, next_output = rows * value_pitch;
+  const std::int64_t keys = p.keys(), values = p.value;
   const float *q = a.q + keys, *output_grad = a.output_grad + values;
   const float *k = nullptr, *e = nullptr, *w = a.write + values, *r = nullptr, *dr = nullptr;
   float *dk = a.dk + keys, *db = nullptr, *dg = nullptr;
@@ -316,8 +340,10 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
   if constexpr (Kind::kErase == Erase::kGeneral) r = a.read + values, db = a.db + keys;
   if constexpr (Kind::kDirect) dg = a.dg + keys;
   const auto row = [&](auto marked, std::int64_t t) HWY_ATTR OUZEL_INLINE_LAMBDA {
-    const std::int64_t x = t * kKeyGroup, v = t * kValueTile;
+    const std::int64_t x = t * key_pitch, v = t * value_pitch;
     const RowDecay decay(job.decay, t);
+    V f[kVectors];
+    if constexpr (marked) decay.load(d, f);
     // `other` is what is read with v or what r was read with.
     V query[kVectors], other[kVectors], k_sum[kVectors], b_sum[kVectors], g_sum[kVectors];
     load_keys(d, q + x, query);
@@ -340,7 +366,7 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
       } else if constexpr (!Kind::kEraseBefore) {
         add(other, hn::Set(d, dr[v + i]), g[i]);
       }
-      if constexpr (marked) decay.drop(d, i, g[i]);
+      if constexpr (marked) decay.drop(d, f, i, g[i]);
       if constexpr (Kind::kDirect) {
         const float* before = history + (t * kValues + i) * kKeys;
         OUZEL_UNROLL
@@ -357,7 +383,7 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
           hn::Store(sum, d, to);
         }
       }
-      if constexpr (marked) decay.multiply(d, i, g[i]);
+      if constexpr (marked) decay.multiply(d, f, i, g[i]);
       if constexpr (Kind::kEraseBefore) add(other, hn::Set(d, dr[v + i]), g[i]);
       if constexpr (Kind::kReadBefore) add(query, upstream, g[i]);
     }
@@ -367,8 +393,8 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
   };
   const auto more_queries = [&](std::int64_t t) HWY_ATTR OUZEL_INLINE_LAMBDA {
     for (std::int64_t i = 1; HWY_UNLIKELY(i < job.terms); ++i) {
-      write(d, g, q + i * next_query + t * kKeyGroup,
-            output_grad + i * next_output + t * kValueTile);
+      write(d, g, q + i * next_query + t * key_pitch,
+            output_grad + i * next_output + t * value_pitch);
     }
   };
   const float* near = job.next.first + begin * job.next.stride;
@@ -385,12 +411,17 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
   store(d, g, a.grad_out + p.state(a.groups), kKeyGroup);
 }
 
-// Sums over lanes of 8 vectors.
-HWY_INLINE void sum_lanes(D d, const float* x, float* out) {
+// Sums over lanes of 8 vectors, which are zeroed for the next sums.
+HWY_INLINE void sum_lanes(D d, float* x, float* out) {
+  const auto take = [&](std::int64_t i) HWY_ATTR {
+    const V sum = hn::Load(d, x + i * kLanes);
+    hn::Store(hn::Zero(d), d, x + i * kLanes);
+    return sum;
+  };
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
   // Four vectors become one, a sum of each in every block of four lanes.
   const auto pair = [&](std::int64_t i) HWY_ATTR {
-    const V a = hn::Load(d, x + i * kLanes), b = hn::Load(d, x + (i + 1) * kLanes);
+    const V a = take(i), b = take(i + 1);
     return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
   };
   const hn::Repartition<double, D> d64;
@@ -412,17 +443,13 @@ HWY_INLINE void sum_lanes(D d, const float* x, float* out) {
   }
 #else
   for (std::int64_t i = 0; i < kValueTile; ++i) {
-    out[i] = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, x + i * kLanes)));
+    out[i] = hn::GetLane(hn::SumOfLanes(d, take(i)));
   }
 #endif
 }
-// Of rows of such vectors, which are zeroed for the next sums.
 void sum_rows(std::int64_t rows, float* partial, float* out, std::int64_t pitch) {
-  for (std::int64_t t = 0; t < rows; ++t, partial += kValueTile * kLanes) {
-    sum_lanes(D(), partial, out + t * pitch);
-    for (std::int64_t i = 0; i < kValueTile; ++i) {
-      hn::Store(hn::Zero(D()), D(), partial + i * kLanes);
-    }
+  for (std::int64_t t = 0; t < rows; ++t) {
+    sum_lanes(D(), partial + t * kValueTile * kLanes, out + t * pitch);
   }
 }
 
@@ -430,7 +457,7 @@ void sum_rows(std::int64_t rows, float* partial, float* out, std::int64_t pitch)
 template <class Body>
 HWY_INLINE void for_values(const SweepArgs& a, std::int64_t group, Body body) {
   for (std::int64_t key = 0; key < kKeyGroup; key += kKeys) {
-    for (std::int64_t value = 0; value < a.value_tiles * kValueTile; value += kValues) {
+    for (std::int64_t value = 0; value < a.tiles * kValueTile; value += kValues) {
       body(Place{group, key, value});
     }
   }
@@ -446,33 +473,38 @@ HWY_INLINE void for_keys(std::int64_t groups, std::int64_t value, Body body) {
 
 template <class Kind>
 void sweep(const SweepArgs& a) {
-  const std::int64_t size = a.groups * a.rows * kKeyGroup;
+  const std::int64_t size = a.rows * a.key_pitch;
   for (float* sums : {a.dk, a.de, a.db, Kind::kDirect ? a.dg : nullptr}) {
     if (sums != nullptr) std::fill_n(sums, size, 0.0f);
   }
   std::fill_n(a.dq, a.queries * size, 0.0f);
   std::fill_n(a.partial, 2 * kSweepBlock * kValueTile * kLanes, 0.0f);
-  std::int64_t columns = 0;
+  // The pass over G has the more arithmetic to hide waiting behind.
+  const std::int64_t tiles = a.tiles * kValueTile / kValues * (a.groups * kKeyGroup / kKeys);
+  const std::int64_t later = std::min(tiles, a.prefetch_count);
+  Columns columns{tiles, std::min(tiles, a.prefetch_count - later)};
   // A group's rows of keys stay in the first-level cache.
   for (std::int64_t group = 0; group < a.groups; ++group) {
     for_values(a, group, [&](const Place& p) HWY_ATTR {
-      sweep_state<Kind>(a, TileJob(a, p, a.queries, columns++, a.partial));
+      const std::int64_t column = columns.next();
+      sweep_state<Kind>(
+          a, TileJob(a, p, a.queries, column == Columns::kNone ? column : later + column));
     });
   }
   for (std::int64_t end = a.rows, begin; end > 0; end = begin) {
     begin = (end - 1) / kSweepBlock * kSweepBlock;
-    std::int64_t column = columns;
-    for (std::int64_t value = 0; value < a.value_tiles * kValueTile; value += kValueTile) {
+    columns = {tiles, later};
+    for (std::int64_t value = 0; value < a.tiles * kValueTile; value += kValueTile) {
       for_keys(a.groups, value, [&](const Place& p) HWY_ATTR {
-        const TileJob job(a, p, a.queries, column++, a.partial);
+        const TileJob job(a, p, a.queries, columns.next());
         if constexpr (Kind::kDirect) sweep_history<Kind>(a, job, begin, end);
         sweep_grad<Kind>(a, job, begin, end);
       });
-      const std::int64_t at = begin * a.pitch + value;
-      if (a.dv != nullptr) sum_rows(end - begin, a.partial, a.dv + at, a.pitch);
+      const std::int64_t at = begin * a.value_pitch + value;
+      if (a.dv != nullptr) sum_rows(end - begin, a.partial, a.dv + at, a.value_pitch);
       if (a.dgv != nullptr) {
         float* partial = a.partial + kSweepBlock * kValueTile * kLanes;
-        sum_rows(end - begin, partial, a.dgv + at, a.pitch);
+        sum_rows(end - begin, partial, a.dgv + at, a.value_pitch);
       }
     }
   }
@@ -495,17 +527,17 @@ HWY_INLINE void accumulate(D d, const AccumulateArgs& a, const TileJob& job, Til
   const Place& p = job.place;
   const TileDecay& decay = job.decay;
   const std::int64_t rows = a.rows;
-  const std::int64_t next_x = a.groups * rows * kKeyGroup;
-  const std::int64_t next_a = a.value_tiles * rows * kValueTile;
-  const float *keys = a.x + p.keys(rows), *values = a.a + p.values(rows);
+  const std::int64_t key_pitch = a.key_pitch, value_pitch = a.value_pitch;
+  const std::int64_t next_x = rows * key_pitch, next_a = rows * value_pitch;
+  const float *keys = a.x + p.keys(), *values = a.a + p.value;
   const float* near = job.next.first;
   for (std::int64_t n = 0; n < rows; ++n, near += job.next.stride) {
     __builtin_prefetch(near, 0, 2);
     const std::int64_t t = kReverse ? rows - 1 - n : n;
     if (kDecayFirst && HWY_UNLIKELY(decay.at[t])) decay_row(d, s, RowDecay(decay, t));
-    write(d, s, keys + t * kKeyGroup, values + t * kValueTile);
+    write(d, s, keys + t * key_pitch, values + t * value_pitch);
     for (std::int64_t i = 1; HWY_UNLIKELY(i < job.terms); ++i) {
-      write(d, s, keys + i * next_x + t * kKeyGroup, values + i * next_a + t * kValueTile);
+      write(d, s, keys + i * next_x + t * key_pitch, values + i * next_a + t * value_pitch);
     }
     if (!kDecayFirst && HWY_UNLIKELY(decay.at[t])) decay_row(d, s, RowDecay(decay, t));
   }
@@ -524,13 +556,14 @@ HWY_NOINLINE void accumulate_tile(const AccumulateArgs& a, const TileJob& job) {
   if (!a.reverse) {
     accumulate<false, true>(d, a, job, s);
     if (decay.lambda != nullptr) multiply_keys(d, s, decay.lambda);
-  } else if (a.decay_first) {
+  } else if (a.before) {
     accumulate<true, true>(d, a, job, s);
   } else {
     accumulate<true, false>(d, a, job, s);
   }
 
-  float* state = a.state + p.state(a.groups);
+  const float* state = a.state + p.state(a.groups);
+  float* state_out = a.state_out + p.state(a.groups);
   float* low = a.low + p.state(a.groups);
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
@@ -552,26 +585,13 @@ HWY_NOINLINE void accumulate_tile(const AccumulateArgs& a, const TileJob& job) {
       // Fast two-sum (Dekker): exact where S is the larger, which is where long sums are lost.
       const V change = hn::Add(s[i][j], hn::MulAdd(before, shrink, lost));
       const V after = hn::Add(before, change);
-      hn::Store(after, d, state + at);
+      hn::Store(after, d, state_out + at);
       hn::Store(hn::Sub(change, hn::Sub(after, before)), d, low + at);
     }
   }
 }
 
 }  // namespace
-
-void GroupValues(std::int64_t rows, std::int64_t tiles, std::int64_t pitch, const float* in,
-                 float* out) {
-  const hn::CappedTag<float, kValueTile> d;
-  for (std::int64_t tile = 0; tile < tiles; ++tile) {
-    for (std::int64_t t = 0; t < rows; ++t, out += kValueTile) {
-      const float* row = in + t * pitch + tile * kValueTile;
-      for (std::int64_t i = 0; i < kValueTile; i += static_cast<std::int64_t>(hn::Lanes(d))) {
-        hn::Store(hn::Load(d, row + i), d, out + i);
-      }
-    }
-  }
-}
 
 void BackwardSweep(const SweepArgs& a) {
   if (a.e == nullptr) {
@@ -584,10 +604,11 @@ void BackwardSweep(const SweepArgs& a) {
 }
 
 void AccumulateRows(const AccumulateArgs& a) {
-  std::int64_t columns = 0;
-  for (std::int64_t value = 0; value < a.value_tiles * kValueTile; value += kValueTile) {
+  const std::int64_t tiles = a.tiles * kValueTile / kValues * (a.groups * kKeyGroup / kKeys);
+  Columns columns{tiles, std::min(tiles, a.prefetch_count)};
+  for (std::int64_t value = 0; value < a.tiles * kValueTile; value += kValueTile) {
     for_keys(a.groups, value, [&](const Place& p) HWY_ATTR {
-      accumulate_tile(a, TileJob(a, p, a.writes, columns++, a.state));
+      accumulate_tile(a, TileJob(a, p, a.writes, columns.next()));
     });
   }
 }
@@ -601,11 +622,6 @@ HWY_AFTER_NAMESPACE();
 namespace ouzel {
 HWY_EXPORT(BackwardSweep);
 HWY_EXPORT(AccumulateRows);
-HWY_EXPORT(GroupValues);
-void group_values(Isa isa, std::int64_t rows, std::int64_t tiles, std::int64_t pitch,
-                  const float* in, float* out) {
-  OUZEL_DISPATCH(isa, GroupValues)(rows, tiles, pitch, in, out);
-}
 void backward_sweep(Isa isa, const SweepArgs& args) { OUZEL_DISPATCH(isa, BackwardSweep)(args); }
 void accumulate_rows(Isa isa, const AccumulateArgs& args) {
   OUZEL_DISPATCH(isa, AccumulateRows)(args);

@@ -37,7 +37,7 @@ class LawAdjoint : public RowAdjoint {
       : call_(call), output_grad_(output_grad), grads_(grads) {
     const std::int64_t rows = kChunk * call.kind().rows_per_token;
     const std::int64_t pitch =
-        std::max(padded(call.kind().keys, kSlab), padded(call.kind().values, kSlab));
+        std::max(rows_key_pitch(call.kind().keys), rows_value_pitch(call.kind().values));
     for (float** p : {&x_, &y_}) *p = memory.template take<float>(rows * pitch);
     for (float** p : {&numbers_, &factors_}) *p = memory.template take<float>(rows);
   }

@@ -72,7 +72,8 @@ class LawSource : public RowSource {
       stage_ = memory.template take<float>(call.kind().queries * kChunk * pitch_);
     }
     if (skip || call.in(LawRole::kStep).present() || call.in(LawRole::kWriteGate).present()) {
-      other_ = memory.template take<float>(kChunk * call.kind().rows_per_token * pitch_);
+      other_ = memory.template take<float>(kChunk * call.kind().rows_per_token *
+                                           rows_value_pitch(columns));
     }
   }
 
@@ -85,10 +86,6 @@ class LawSource : public RowSource {
   bool streams() const override { return streams_; }
   std::int64_t prefetch(std::int64_t first, std::int64_t column, std::int64_t columns,
                         PrefetchColumn* lines, std::int64_t most) const override;
-  std::int64_t lines(std::int64_t first, PrefetchColumn* columns,
-                     std::int64_t room) const override {
-    return prefetch(first, 0, call_.kind().values, columns, room);
-  }
   void finish(std::int64_t first, std::int64_t tokens, std::int64_t column,
               std::int64_t columns) override;
 

@@ -36,6 +36,13 @@ struct RowsKind {
   std::int64_t queries = 1;
 };
 
+// The pitches that the backward pass asks for, the largest of all. Not powers of two: such rows
+// evict each other from the first-level cache.
+inline constexpr std::int64_t rows_key_pitch(std::int64_t keys) { return padded(keys, 32) + 16; }
+inline constexpr std::int64_t rows_value_pitch(std::int64_t values) {
+  return padded(values, kSlab) + kSlab;
+}
+
 // One chunk: at most 64 tokens. float32, filled up with zeros to pitches of whole vectors; null
 // where the kind has none. Log decays are at most 0 and may be -inf, which drops the decayed term,
 // even NaN.
@@ -60,13 +67,6 @@ class RowSource {
  public:
   virtual ~RowSource() = default;
   virtual std::int64_t tokens() const = 0;
-  // The cache lines that packing tokens from `first` on will read, as columns of a line a token (at
-  // most `room`), so that kernels can bring them near beside their arithmetic: waiting for rows
-  // that stand far apart takes a quarter of the time. Returns how many columns.
-  virtual std::int64_t lines(std::int64_t first, PrefetchColumn* columns, std::int64_t room) const {
-    (void)first, (void)columns, (void)room;
-    return 0;
-  }
   // Fills `rows` (its pointers and pitches are set) with tokens [first, first + rows.tokens);
   // values, gv and c per value of the columns [column, column + columns) only.
   virtual void pack(std::int64_t first, std::int64_t column, std::int64_t columns,
@@ -97,7 +97,7 @@ class RowSource {
 class RowAdjoint {
  public:
   virtual ~RowAdjoint() = default;
-  // Likewise the lines that its functions will read or write.
+  // Like RowSource::prefetch, the lines that its functions will read or write.
   virtual std::int64_t lines(std::int64_t first, PrefetchColumn* columns, std::int64_t room) const {
     (void)first, (void)columns, (void)room;
     return 0;

@@ -15,39 +15,43 @@
 
 #include <algorithm>
 
+#include "src/kernels/recurrence_block.h"
 #include "src/kernels/rows_backward.h"
 
 namespace ouzel {
 namespace {
 
-// Buffers of a task. Rows as packed, and their gradients; then folded and grouped.
+// Buffers of a task. Rows as packed, and their gradients.
 struct RowsBuffers {
-  std::int64_t rows = 0, key_pitch = 0, value_pitch = 0;
+  std::int64_t rows = 0, keys = 0, key_pitch = 0, value_pitch = 0;
   LawRows packed, grads;
   float* output_grad = nullptr;  // [queries][tokens][value_pitch], or [rows] for rows_per_token > 1
   float* token_grad = nullptr;   // [queries][tokens][value_pitch], as packed, where they differ
   Folds folds;
   float *value_decay = nullptr, *value_total = nullptr;
-  float *q = nullptr, *k = nullptr, *e = nullptr, *b = nullptr;
-  float *dq = nullptr, *dk = nullptr, *de = nullptr, *db = nullptr, *dg = nullptr;
+  // Folded rows, and sums that are not those of the rows yet, where they differ.
+  float *q = nullptr, *k = nullptr, *e = nullptr, *b = nullptr, *dq = nullptr, *dg = nullptr;
+  float* gate_sums = nullptr;
   float *written = nullptr, *dr = nullptr;
-  float *gate_sums = nullptr, *gate_rows = nullptr;
-  // Values in groups of a tile: v or what is written, gradients of outputs, r, its gradient,
-  // decays.
-  float *grouped_write = nullptr, *grouped_output_grad = nullptr, *grouped_r = nullptr,
-        *grouped_dr = nullptr, *grouped_decay = nullptr;
   float *ek = nullptr, *eb = nullptr, *qk = nullptr, *qb = nullptr;
-  std::uint8_t *first = nullptr, *marks = nullptr;
+  std::uint8_t *first = nullptr, *folded = nullptr, *marks = nullptr;
+  float *block_q = nullptr, *block_k = nullptr, *block_e = nullptr, *block_b = nullptr,
+        *block_factor = nullptr;
   float *states = nullptr, *history = nullptr, *partial = nullptr;
   float *tiles = nullptr, *grad = nullptr, *grad_low = nullptr, *grad_slabs = nullptr;
-  float *state = nullptr, *low = nullptr;
-  float* kept = nullptr;    // [chunks] states
+  float* low = nullptr;
+  float* kept = nullptr;    // [chunks + 1] states: tiles without erase, else slabs
   float* erased = nullptr;  // [all rows][value_pitch]: r
   std::int64_t state_size = 0;
 
   template <class Memory>
   RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t tokens);
 };
+
+// Where all log decays per key of a chunk are at least this, gradients of them are summed from
+// those of rows: off by 2e-6. Of a decay per head that sum cancels more: a further sum over tokens
+// (the gradient of Mamba-2's A) would be off by 2.8e-5.
+constexpr float kMildGate = -0.5f;
 
 std::int64_t chunk_tokens(const RowsKind& kind) {
   return std::max<std::int64_t>(1, kChunk / kind.rows_per_token);
@@ -58,8 +62,9 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
   const std::int64_t chunk = chunk_tokens(kind);
   const std::int64_t chunks = (tokens + chunk - 1) / chunk;
   rows = chunk * kind.rows_per_token;
-  key_pitch = padded(kind.keys, kKeyGroup);
-  value_pitch = padded(kind.values, kValueSlab);
+  keys = padded(kind.keys, kKeyGroup);
+  key_pitch = rows_key_pitch(kind.keys);
+  value_pitch = rows_value_pitch(kind.values);
   const bool erases = kind.erase != EraseKind::kNone, general = kind.erase == EraseKind::kGeneral;
   const bool decays = kind.decay || kind.value_decay;
   const auto take = [&](bool wanted, std::int64_t count) {
@@ -82,50 +87,49 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
   token_grad = take(kind.rows_per_token > 1, kind.queries * chunk * value_pitch);
   if (kind.decay) {
     folds.per_key = kind.decay_per_key;
-    folds.groups = kind.decay_per_key ? key_pitch / kKeyGroup : 1;
-    folds.lambda = take(true, folds.groups * (rows + 1) * kKeyGroup);
-    folds.inverse = take(true, folds.groups * (rows + 1) * kKeyGroup);
-    folds.factor = take(true, folds.groups * rows * kKeyGroup);
+    folds.groups = kind.decay_per_key ? keys / kKeyGroup : 1;
+    folds.pitch = kind.decay_per_key ? key_pitch : kKeyGroup;
+    folds.lambda = take(true, (rows + 1) * folds.pitch);
+    folds.inverse = take(true, (rows + 1) * folds.pitch);
+    folds.factor = take(true, rows * folds.pitch);
     folds.fold = memory.template take<std::uint8_t>(folds.groups * rows);
-    folds.total = take(true, folds.groups * kKeyGroup);
+    folds.total = take(true, folds.pitch);
   }
   value_decay = take(kind.value_decay, rows * value_pitch);
   value_total = take(kind.value_decay, value_pitch);
-  q = take(true, kind.queries * rows * key_pitch);
-  k = take(true, rows * key_pitch);
-  e = take(erases, rows * key_pitch);
-  b = take(general, rows * key_pitch);
-  dq = take(true, kind.queries * rows * key_pitch);
-  dk = take(true, rows * key_pitch);
-  de = take(erases, rows * key_pitch);
-  db = take(general, rows * key_pitch);
-  dg = take(decays, rows * key_pitch);
+  const bool spread = kind.rows_per_token > 1;
+  q = take(kind.decay || spread, kind.queries * rows * key_pitch);
+  k = take(kind.decay, rows * key_pitch);
+  e = take(kind.decay && erases, rows * key_pitch);
+  b = take(kind.decay && general, rows * key_pitch);
+  dq = take(spread, kind.queries * rows * key_pitch);
+  dg = kind.decay_per_key ? grads.g : take(decays, rows * key_pitch);
   gate_sums = take(kind.decay, key_pitch);
-  gate_rows = take(kind.decay && !kind.decay_per_key, rows * key_pitch);
   written = take(erases && !general, rows * value_pitch);
   dr = take(erases, rows * value_pitch);
-  grouped_write = take(true, rows * value_pitch);
-  grouped_output_grad = take(true, kind.queries * rows * value_pitch);
-  grouped_r = take(general, rows * value_pitch);
-  grouped_dr = take(erases, rows * value_pitch);
-  grouped_decay = take(kind.value_decay, rows * value_pitch);
   ek = take(erases, rows * kRowBlock);
   eb = take(general, rows * kRowBlock);
   qk = take(erases, kind.queries * rows * kRowBlock);
   qb = take(general, kind.queries * rows * kRowBlock);
   marks = memory.template take<std::uint8_t>(std::max<std::int64_t>(1, folds.groups) * rows);
   first = memory.template take<std::uint8_t>(erases ? rows + 1 : 0);
+  folded = memory.template take<std::uint8_t>(erases ? rows : 0);
+  const bool folds_blocks = erases && kind.decay;
+  block_q = take(folds_blocks, kind.queries * rows * key_pitch);
+  for (float** p : {&block_k, &block_e, &block_factor}) {
+    *p = take(folds_blocks, rows * key_pitch);
+  }
+  block_b = take(folds_blocks && general, rows * key_pitch);
   history = take(decays, kSweepBlock * kStateTile);
   partial = take(true, 2 * kSweepBlock * kValueTile * 16);
-  state_size = key_pitch * value_pitch;
+  state_size = keys * padded(kind.values, kValueSlab);
   states = take(decays, padded(rows, kSweepBlock) / kSweepBlock * state_size);
   tiles = take(erases, state_size);
   grad = take(true, state_size);
   grad_low = take(!erases, state_size);
   grad_slabs = take(erases, state_size);
-  state = take(true, state_size);
   low = take(!erases, state_size);
-  kept = take(true, chunks * state_size);
+  kept = take(true, (chunks + 1) * state_size);
   erased = take(erases, tokens * kind.rows_per_token * value_pitch);
 }
 
@@ -145,31 +149,32 @@ class RowsBackward {
            const StateMemory<float>& initial_grad);
 
  private:
-  std::int64_t groups() const { return b_.key_pitch / kKeyGroup; }
+  std::int64_t groups() const { return b_.keys / kKeyGroup; }
   std::int64_t value_tiles() const { return padded(kind_.values, kValueTile) / kValueTile; }
-  const Folds* folds() const { return kind_.decay ? &b_.folds : nullptr; }
   // Where element (key, value) of a state stands.
   std::int64_t in_tiles(std::int64_t key, std::int64_t value) const {
     const std::int64_t tile = value / kValueTile * groups() + key / kKeyGroup;
     return tile * kStateTile + value % kValueTile * kKeyGroup + key % kKeyGroup;
   }
   std::int64_t in_slabs(std::int64_t key, std::int64_t value) const {
-    return (value / kValueSlab * b_.key_pitch + key) * kValueSlab + value % kValueSlab;
+    return (value / kValueSlab * b_.keys + key) * kValueSlab + value % kValueSlab;
   }
-  GroupArgs group_args() const;
-  void group_values(const float* in, float* out) const {
-    ouzel::group_values(isa_, rows_, value_tiles(), b_.value_pitch, in, out);
+  const float* folded(const float* packed, const float* copy) const {
+    return copy != nullptr ? copy : packed;
   }
+  FoldRowsArgs fold_args() const;
+  ChunkArgs chunk_args() const;
   SweepArgs sweep_args() const;
   GateArgs gate_args() const;
-  BlockArgs block_args(std::int64_t first);
+  ErasingArgs block_args(std::int64_t first);
   AccumulateArgs accumulate_args() const;
   void pack(std::int64_t first, std::int64_t tokens);
+  void cut_blocks(const float* state, const float* keys, const float* values);
   std::int64_t lines_of(std::int64_t first, bool adjoint);
   void pack_queries(std::int64_t first, std::int64_t tokens);
   bool sums_slowly(std::int64_t end) const;
-  void forward(std::int64_t first, std::int64_t tokens);
-  void backward(std::int64_t first, std::int64_t tokens, const float* state, const float* end);
+  void forward(std::int64_t first, std::int64_t tokens, float* states);
+  void backward(std::int64_t first, std::int64_t tokens, float* states);
   void unpack(std::int64_t first);
 
   Isa isa_;
@@ -187,12 +192,27 @@ class RowsBackward {
   bool two_parts_ = false;  // whether grad_low holds what the gradient lost to rounding
 };
 
-GroupArgs RowsBackward::group_args() const {
-  GroupArgs args;
+FoldRowsArgs RowsBackward::fold_args() const {
+  FoldRowsArgs args;
+  args.rows = rows_;
+  args.keys = b_.keys;
+  args.pitch = b_.key_pitch;
+  args.folds = &b_.folds;
+  return args;
+}
+
+ChunkArgs RowsBackward::chunk_args() const {
+  ChunkArgs args;
   args.rows = rows_;
   args.groups = groups();
-  args.pitch = b_.key_pitch;
-  args.per_key = b_.folds.per_key;
+  args.tiles = value_tiles();
+  args.key_pitch = b_.key_pitch;
+  args.value_pitch = b_.value_pitch;
+  args.queries = kind_.queries;
+  args.folds = kind_.decay ? &b_.folds : nullptr;
+  args.marks = b_.marks;
+  args.value_decay = b_.value_decay;
+  args.before = erases_ ? !kind_.erase_decayed : kind_.bonus;
   return args;
 }
 
@@ -203,7 +223,10 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens) {
   b_.folds.rows = rows_;
   source_.pack(first, 0, kind_.values, b_.packed);
   mild_ = !kind_.value_decay;
-  if (kind_.decay) mild_ = fold_decays(isa_, b_.packed.g, b_.key_pitch, b_.folds) >= -1 && mild_;
+  if (kind_.decay) {
+    const float least = fold_decays(isa_, b_.packed.g, b_.folds);
+    mild_ = mild_ && kind_.decay_per_key && least >= kMildGate;
+  }
   if (kind_.value_decay) {
     exponentials(isa_, rows_ * b_.value_pitch, b_.packed.gv, b_.value_decay);
     std::fill_n(b_.value_total, b_.value_pitch, 0.0f);
@@ -211,7 +234,6 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens) {
       const float* gv = b_.packed.gv + t * b_.value_pitch;
       for (std::int64_t j = 0; j < b_.value_pitch; ++j) b_.value_total[j] += gv[j];
     }
-    group_values(b_.value_decay, b_.grouped_decay);
   }
   const std::int64_t marks = std::max<std::int64_t>(1, b_.folds.groups) * rows_;
   if (kind_.value_decay || !kind_.decay) {
@@ -219,29 +241,40 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens) {
   } else {
     std::copy_n(b_.folds.fold, marks, b_.marks);
   }
-  GroupArgs args = group_args();
-  args.factor = b_.folds.inverse;
-  group_rows(isa_, args, b_.packed.k, b_.k);
-  if (kind_.erase == EraseKind::kGeneral) group_rows(isa_, args, b_.packed.b, b_.b);
-  if (!erases_) return;
-  args.factor = b_.folds.lambda;
-  args.next = kind_.erase_decayed;
-  group_rows(isa_, args, b_.packed.e, b_.e);
-  // A block has four rows and no fold within, or one row.
-  const auto folded = [&](std::int64_t t) {
-    if (kind_.value_decay) return true;
+  if (kind_.decay) {
+    FoldRowsArgs args = fold_args();
+    args.factor = b_.folds.inverse;
+    fold_rows(isa_, args, b_.packed.k, b_.k);
+    if (b_.b != nullptr) fold_rows(isa_, args, b_.packed.b, b_.b);
+    args.factor = b_.folds.lambda;
+    args.next = kind_.erase_decayed;
+    if (erases_) fold_rows(isa_, args, b_.packed.e, b_.e);
+  }
+}
+
+// Cuts the chunk into blocks of four rows. A fold within one would not drop NaN of the state or of
+// what is written: where there may be one, blocks that are folded are cut into rows.
+void RowsBackward::cut_blocks(const float* state, const float* keys, const float* values) {
+  const auto folds = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = 0; kind_.decay && i < b_.folds.groups; ++i) {
-      if (b_.folds.fold[i * rows_ + t]) return true;
+      const std::uint8_t* fold = b_.folds.fold + i * rows_;
+      if (std::find(fold + begin, fold + end, true) != fold + end) return true;
     }
     return false;
   };
+  bool finite = true;
+  if (folds(0, rows_)) {
+    finite = all_finite(isa_, b_.state_size, state) &&
+             all_finite(isa_, rows_ * b_.key_pitch, keys) &&
+             all_finite(isa_, rows_ * b_.value_pitch, values);
+  }
   for (std::int64_t t = 0; t < rows_;) {
-    bool whole = t + kRowBlock <= rows_ && (kind_.erase_decayed || !folded(t));
-    if (kind_.bonus || kind_.value_decay) whole = whole && !folded(t);
-    for (std::int64_t i = 1; whole && i < kRowBlock; ++i) whole = !folded(t + i);
+    const bool four = t + kRowBlock <= rows_ && !kind_.value_decay;
+    const bool folded = four && folds(t, t + kRowBlock);
+    const std::int64_t end = four && (finite || !folded) ? t + kRowBlock : t + 1;
+    b_.folded[t] = folded && finite;
     b_.first[t] = true;
-    for (std::int64_t i = 1; whole && i < kRowBlock; ++i) b_.first[t + i] = false;
-    t += whole ? kRowBlock : 1;
+    while (++t < end) b_.first[t] = b_.folded[t] = false;
   }
   b_.first[rows_] = true;
 }
@@ -249,20 +282,22 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens) {
 // Sets prefetch_ to what packing the whole chunk at `first` will touch.
 std::int64_t RowsBackward::lines_of(std::int64_t first, bool adjoint) {
   if (first < 0 || first + chunk_tokens(kind_) > tokens_) return 0;
-  std::int64_t count = source_.lines(first, prefetch_, kMaxPrefetch);
+  std::int64_t count = source_.prefetch(first, 0, kind_.values, prefetch_, kMaxPrefetch);
   if (adjoint) count += adjoint_.lines(first, prefetch_ + count, kMaxPrefetch - count);
   return count;
 }
 
 void RowsBackward::pack_queries(std::int64_t first, std::int64_t tokens) {
   const std::int64_t every = kind_.rows_per_token;
-  GroupArgs args = group_args();
-  args.every = every;
-  args.factor = b_.folds.lambda;
-  args.next = !kind_.bonus;
-  for (std::int64_t i = 0; i < kind_.queries; ++i) {
-    group_rows(isa_, args, b_.packed.q + i * tokens * b_.key_pitch,
-               b_.q + i * rows_ * b_.key_pitch);
+  if (b_.q != nullptr) {
+    FoldRowsArgs args = fold_args();
+    args.every = every;
+    args.factor = b_.folds.lambda;
+    args.next = !kind_.bonus;
+    for (std::int64_t i = 0; i < kind_.queries; ++i) {
+      fold_rows(isa_, args, b_.packed.q + i * tokens * b_.key_pitch,
+                b_.q + i * rows_ * b_.key_pitch);
+    }
   }
   float* packed = every > 1 ? b_.token_grad : b_.output_grad;
   adjoint_.pack_output_grads(first, tokens, b_.value_pitch, packed);
@@ -292,40 +327,34 @@ GateArgs RowsBackward::gate_args() const {
   args.de = b_.grads.e;
   args.db = b_.grads.b;
   args.sums = b_.gate_sums;
+  args.dg = b_.dg;
   return args;
 }
 
 AccumulateArgs RowsBackward::accumulate_args() const {
   AccumulateArgs args;
-  args.rows = rows_;
-  args.groups = groups();
-  args.value_tiles = value_tiles();
-  args.folds = folds();
-  args.marks = b_.marks;
-  args.value_decay = b_.grouped_decay;
+  static_cast<ChunkArgs&>(args) = chunk_args();
   args.value_total = b_.value_total;
   return args;
 }
 
-BlockArgs RowsBackward::block_args(std::int64_t first) {
-  BlockArgs args;
-  args.rows = rows_;
-  args.groups = groups();
-  args.slabs = b_.value_pitch / kValueSlab;
-  args.pitch = b_.value_pitch;
-  args.queries = kind_.queries;
-  args.folds = folds();
-  args.value_decay = b_.value_decay;
-  args.read_before = kind_.bonus;
-  args.erase_before = !kind_.erase_decayed;
-  args.q = b_.q;
-  args.k = b_.k;
-  args.e = b_.e;
-  args.b = b_.b;
+ErasingArgs RowsBackward::block_args(std::int64_t first) {
+  ErasingArgs args;
+  static_cast<ChunkArgs&>(args) = chunk_args();
+  args.q = folded(b_.packed.q, b_.q);
+  args.k = folded(b_.packed.k, b_.k);
+  args.e = folded(b_.packed.e, b_.e);
+  args.b = folded(b_.packed.b, b_.b);
   args.v = b_.packed.v;
   args.c = b_.packed.c;
   args.c_per_value = kind_.strength_per_value;
   args.first = b_.first;
+  args.folded = b_.folded;
+  args.block_q = b_.block_q;
+  args.block_k = b_.block_k;
+  args.block_e = b_.block_e;
+  args.block_b = b_.block_b;
+  args.block_factor = b_.block_factor;
   args.r = b_.erased + first * kind_.rows_per_token * b_.value_pitch;
   args.ek = b_.ek;
   args.eb = b_.eb;
@@ -334,28 +363,19 @@ BlockArgs RowsBackward::block_args(std::int64_t first) {
 
 SweepArgs RowsBackward::sweep_args() const {
   SweepArgs args;
-  args.rows = rows_;
-  args.groups = groups();
-  args.value_tiles = value_tiles();
-  args.pitch = b_.value_pitch;
-  args.queries = kind_.queries;
-  args.folds = folds();
-  args.value_decay = b_.grouped_decay;
-  args.marks = b_.marks;
-  args.before = erases_ ? !kind_.erase_decayed : kind_.bonus;
-  args.q = b_.q;
-  args.k = b_.k;
-  args.e = b_.e;
-  args.b = b_.b;
-  args.output_grad = b_.grouped_output_grad;
-  args.write = b_.grouped_write;
-  args.read = b_.grouped_r;
-  args.read_grad = b_.grouped_dr;
+  static_cast<ChunkArgs&>(args) = chunk_args();
+  args.q = folded(b_.packed.q, b_.q);
+  args.k = folded(b_.packed.k, b_.k);
+  args.e = folded(b_.packed.e, b_.e);
+  args.b = folded(b_.packed.b, b_.b);
+  args.output_grad = b_.output_grad;
+  args.write = kind_.erase == EraseKind::kCollinear ? b_.written : b_.packed.v;
+  args.read_grad = b_.dr;
   args.grad = b_.grad;
-  args.dq = b_.dq;
-  args.dk = b_.dk;
-  args.de = b_.de;
-  args.db = b_.db;
+  args.dq = b_.dq != nullptr ? b_.dq : b_.grads.q;
+  args.dk = b_.grads.k;
+  args.de = b_.grads.e;
+  args.db = b_.grads.b;
   args.dg = b_.dg;
   args.dv = erases_ ? nullptr : b_.grads.v;
   args.dgv = b_.grads.gv;
@@ -365,19 +385,23 @@ SweepArgs RowsBackward::sweep_args() const {
   return args;
 }
 
-void RowsBackward::forward(std::int64_t first, std::int64_t tokens) {
+// Through a chunk, from the first of two states to the second.
+void RowsBackward::forward(std::int64_t first, std::int64_t tokens, float* states) {
   pack(first, tokens);
+  float* end = states + b_.state_size;
   if (erases_) {
-    BlockArgs args = block_args(first);
-    args.state = b_.state;
+    std::copy_n(states, b_.state_size, end);
+    cut_blocks(states, b_.packed.k, b_.packed.v);
+    ErasingArgs args = block_args(first);
+    args.state = end;
     block_products(isa_, args);
     block_forward(isa_, args);
   } else {
     AccumulateArgs args = accumulate_args();
-    args.x = b_.k;
-    group_values(b_.packed.v, b_.grouped_write);
-    args.a = b_.grouped_write;
-    args.state = b_.state;
+    args.x = folded(b_.packed.k, b_.k);
+    args.a = b_.packed.v;
+    args.state = states;
+    args.state_out = end;
     args.low = b_.low;
     args.prefetch = prefetch_;
     args.prefetch_count = lines_of(first + tokens, false);
@@ -396,22 +420,22 @@ bool RowsBackward::sums_slowly(std::int64_t end) const {
   return *std::max_element(total, total + size) > slow;
 }
 
-// From the state at the chunk's begin and, without erase, that at its end.
-void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float* state,
-                            const float* end) {
+// Back through a chunk, whose states at its begin and end are kept.
+void RowsBackward::backward(std::int64_t first, std::int64_t tokens, float* states) {
   pack(first, tokens);
   pack_queries(first, tokens);
   if (kind_.decay && mild_) {
     GateArgs gates = gate_args();
-    // The state that the chunk ends with is the one that the next one began with.
-    gates.state = erases_ ? b_.tiles : end;
+    // As tiles, it is still there from the chunk after this one.
+    gates.state = erases_ ? b_.tiles : states + b_.state_size;
     gates.grad = b_.grad;
     gate_sums(isa_, gates);
   }
   SweepArgs sweep = sweep_args();
-  sweep.state = state;
+  sweep.state = states;
   if (erases_) {
-    BlockArgs block = block_args(first);
+    cut_blocks(b_.grad_slabs, folded(b_.packed.q, b_.q), b_.output_grad);
+    ErasingArgs block = block_args(first);
     block.qk = b_.qk;
     block.qb = b_.qb;
     block_products(isa_, block);
@@ -422,19 +446,13 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
     block.dr = b_.dr;
     block.dc = b_.grads.c;
     block_backward(isa_, block);
-    tiles_from_slabs(isa_, groups(), value_tiles(), state, b_.tiles);
+    tiles_from_slabs(isa_, groups(), value_tiles(), states, b_.tiles);
     sweep.state = b_.tiles;
-    if (kind_.erase == EraseKind::kGeneral) group_values(block.r, b_.grouped_r);
-    group_values(b_.dr, b_.grouped_dr);
-  }
-  group_values(kind_.erase == EraseKind::kCollinear ? b_.written : b_.packed.v, b_.grouped_write);
-  for (std::int64_t i = 0; i < kind_.queries; ++i) {
-    group_values(b_.output_grad + i * rows_ * b_.value_pitch,
-                 b_.grouped_output_grad + i * rows_ * value_tiles() * kValueTile);
+    sweep.read = block.r;
   }
   const bool slow = sums_slowly(first + tokens);
-  // The state of the first pass is not needed any more.
-  sweep.grad_out = slow ? b_.state : b_.grad;
+  // The state at the chunk's end is not needed any more.
+  sweep.grad_out = slow ? states + b_.state_size : b_.grad;
   sweep.prefetch = prefetch_;
   sweep.prefetch_count = lines_of(first - chunk_tokens(kind_), true);
   backward_sweep(isa_, sweep);
@@ -442,11 +460,10 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
     if (!two_parts_) std::fill_n(b_.grad_low, b_.state_size, 0.0f);
     AccumulateArgs args = accumulate_args();
     args.reverse = true;
-    args.decay_first = kind_.bonus;
     args.writes = kind_.queries;
-    args.x = b_.q;
-    args.a = b_.grouped_output_grad;
-    args.state = b_.grad;
+    args.x = folded(b_.packed.q, b_.q);
+    args.a = b_.output_grad;
+    args.state = args.state_out = b_.grad;
     args.low = b_.grad_low;
     accumulate_rows(isa_, args);
   }
@@ -456,33 +473,27 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
 
 // Gradients of folded rows back to those of the rows.
 void RowsBackward::unpack(std::int64_t first) {
-  GroupArgs args = group_args();
-  const GroupArgs direct = args;
-  args.factor = b_.folds.inverse;
-  ungroup_rows(isa_, args, b_.dk, b_.grads.k);
-  if (kind_.erase == EraseKind::kGeneral) ungroup_rows(isa_, args, b_.db, b_.grads.b);
-  args.factor = b_.folds.lambda;
-  if (erases_) {
-    args.next = kind_.erase_decayed;
-    ungroup_rows(isa_, args, b_.de, b_.grads.e);
-  }
-  args.every = kind_.rows_per_token;
-  args.next = !kind_.bonus;
   const std::int64_t tokens = b_.packed.tokens;
-  for (std::int64_t i = 0; i < kind_.queries; ++i) {
-    ungroup_rows(isa_, args, b_.dq + i * rows_ * b_.key_pitch,
-                 b_.grads.q + i * tokens * b_.key_pitch);
+  FoldRowsArgs args = fold_args();
+  if (kind_.decay) {
+    args.factor = b_.folds.inverse;
+    unfold_rows(isa_, args, b_.grads.k, b_.grads.k);
+    if (b_.b != nullptr) unfold_rows(isa_, args, b_.grads.b, b_.grads.b);
+    args.factor = b_.folds.lambda;
+    args.next = kind_.erase_decayed;
+    if (erases_) unfold_rows(isa_, args, b_.grads.e, b_.grads.e);
+  }
+  if (b_.q != nullptr) {
+    args.every = kind_.rows_per_token;
+    args.next = !kind_.bonus;
+    for (std::int64_t i = 0; i < kind_.queries; ++i) {
+      float* dq = b_.grads.q + i * tokens * b_.key_pitch;
+      unfold_rows(isa_, args, b_.dq == nullptr ? dq : b_.dq + i * rows_ * b_.key_pitch, dq);
+    }
   }
   if (kind_.decay) {
-    float* dg = kind_.decay_per_key ? b_.grads.g : b_.gate_rows;
-    if (mild_) {
-      GateArgs gates = gate_args();
-      gates.dg = dg;
-      gate_grads(isa_, gates);
-    } else {
-      ungroup_rows(isa_, direct, b_.dg, dg);
-    }
-    if (!kind_.decay_per_key) sum_keys(isa_, rows_, b_.key_pitch, dg, b_.grads.g);
+    if (mild_) gate_grads(isa_, gate_args());
+    if (!kind_.decay_per_key) sum_keys(isa_, fold_args(), b_.dg, b_.grads.g);
   }
   if (kind_.bonus) {
     std::fill_n(b_.grads.u, b_.key_pitch, 0.0f);
@@ -512,7 +523,7 @@ void RowsBackward::run(const StateMemory<const float>& initial,
   // Columns beyond the last tile, which no sweep writes.
   std::fill_n(b_.grads.v, b_.rows * b_.value_pitch, 0.0f);
   if (kind_.value_decay) std::fill_n(b_.grads.gv, b_.rows * b_.value_pitch, 0.0f);
-  for (float* s : {b_.state, b_.low, b_.grad, b_.grad_slabs}) {
+  for (float* s : {b_.kept, b_.low, b_.grad, b_.grad_slabs}) {
     if (s != nullptr) std::fill_n(s, b_.state_size, 0.0f);
   }
   for (std::int64_t key = 0; key < kind_.keys; ++key) {
@@ -521,7 +532,7 @@ void RowsBackward::run(const StateMemory<const float>& initial,
       const auto at = [&](const StateMemory<const float>& m) {
         return key * m.row + value * m.column;
       };
-      if (initial.s != nullptr) b_.state[erases_ ? slab : tile] = initial.s[at(initial)];
+      if (initial.s != nullptr) b_.kept[erases_ ? slab : tile] = initial.s[at(initial)];
       if (initial.residue != nullptr && !erases_) b_.low[tile] = initial.residue[at(initial)];
       if (final_grad.s != nullptr) {
         b_.grad[tile] = final_grad.s[at(final_grad)];
@@ -530,17 +541,14 @@ void RowsBackward::run(const StateMemory<const float>& initial,
     }
   }
   const std::int64_t chunk = chunk_tokens(kind_);
-  float* kept = b_.kept;
-  for (std::int64_t t = 0; t < tokens_; t += chunk, kept += b_.state_size) {
-    std::copy_n(b_.state, b_.state_size, kept);
-    forward(t, std::min(chunk, tokens_ - t));
+  float* states = b_.kept;
+  for (std::int64_t t = 0; t < tokens_; t += chunk, states += b_.state_size) {
+    forward(t, std::min(chunk, tokens_ - t), states);
   }
-  if (erases_) tiles_from_slabs(isa_, groups(), value_tiles(), b_.state, b_.tiles);
-  const float* end = b_.state;
+  if (erases_) tiles_from_slabs(isa_, groups(), value_tiles(), states, b_.tiles);
   for (std::int64_t t = padded(tokens_, chunk) - chunk; t >= 0; t -= chunk) {
-    kept -= b_.state_size;
-    backward(t, std::min(chunk, tokens_ - t), kept, end);
-    end = kept;
+    states -= b_.state_size;
+    backward(t, std::min(chunk, tokens_ - t), states);
   }
   if (initial_grad.s == nullptr) return;
   for (std::int64_t key = 0; key < kind_.keys; ++key) {
