@@ -28,7 +28,8 @@ TEST(Golden, OperatorsAgreeToFloat32) {
       SCOPED_TRACE(testing::Message() << name_of(isa) << " " << path);
       const GoldenFile f = load_golden(path);
       const std::optional<Call> call = table_call_of(f);
-      if (call) expect_golden(f, run_by_table(context, *call), bounds_on(isa, kFloat32));
+      ASSERT_TRUE(call.has_value());
+      expect_golden(f, run_by_table(context, *call), bounds_on(isa, kFloat32));
     }
   }
 }

@@ -168,6 +168,27 @@ TEST(LawExactness, ConstantWeakGates) {
   }
 }
 
+// The same token by token, where the state takes a factor 1,900 times.
+TEST(LawExactness, ConstantWeakGatesInSteps) {
+  for (const ouzel::Law* law : matrix_laws()) {
+    if (!law->has(LawRole::kDecay)) continue;
+    MatrixCase c{law->name, 1900, 16, 8};
+    c.heads = Heads::kOne;
+    c.states = true;
+    c.optional = law->many_rows();  // whose gate is optional
+    SCOPED_TRACE(name_of(c));
+    Call call = make_call(c, 82);
+    Doubles& gates = by_name(call).inputs.at(law->find(LawRole::kDecay)->name);
+    std::fill(gates.data.begin(), gates.data.end(), static_cast<double>(-3.3e-4f));
+    call.upstream.clear();
+    const Results<double> truth = run_reference(call);
+    for (Context& context : contexts()) {
+      SCOPED_TRACE(name_of(context.isa()));
+      expect_within(run_steps(context, call), truth, bounds_on(context.isa(), kFloat32));
+    }
+  }
+}
+
 // Nearly equal positive keys and values, 20,000 of them, with a decay that hardly is one: a plain
 // float32 sum would be off by 1e-4 and more.
 TEST(LawExactness, LongSumsStayExact) {

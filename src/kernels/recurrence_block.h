@@ -127,7 +127,7 @@ struct RowArgs {
   float* residue = nullptr;  // not null: the sum is in two parts (without erase)
   std::int64_t key_stride = 0;
 
-  // e^g and e^g - 1 (with a residue) of each key, or of all where decay_stride is 0.
+  // e^g and e^g - 1 of each key, or of all where decay_stride is 0.
   const float* decay = nullptr;
   const float* decay_minus_1 = nullptr;
   std::int64_t decay_stride = 0;

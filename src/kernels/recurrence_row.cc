@@ -122,6 +122,10 @@ HWY_INLINE void update(const RowArgs& a, std::int64_t column, std::int64_t width
     float* low_row = kResidue ? a.residue + i * a.key_stride + column : nullptr;
     const V k = hn::Set(d, a.k[i]), q_i = hn::Set(d, q[i]);
     const V factor = hn::Set(d, a.decay[i * a.decay_stride]);
+    const V factor_minus_1 = hn::Set(d, a.decay_minus_1[i * a.decay_stride]);
+    const auto keep = hn::Ne(factor, hn::Zero(d));
+    const auto near_one = hn::Gt(factor_minus_1, hn::Set(d, -0.5f));
+    const V shrink = hn::IfThenElse(near_one, factor_minus_1, factor);
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
       const std::int64_t left = width - j * kLanes;
@@ -129,7 +133,7 @@ HWY_INLINE void update(const RowArgs& a, std::int64_t column, std::int64_t width
       if constexpr (kReadBefore) o[j] = hn::MulAdd(q_i, s, o[j]);
       if constexpr (kResidue) {
         V low = load<kFull>(low_row + j * kLanes, left);
-        V both = factor, minus_1 = hn::Set(d, a.decay_minus_1[i * a.decay_stride]);
+        V both = factor, minus_1 = factor_minus_1;
         if constexpr (kValueDecay) {
           minus_1 =
               hn::MulAdd(minus_1, value_decay_minus_1[j], hn::Add(minus_1, value_decay_minus_1[j]));
@@ -138,7 +142,9 @@ HWY_INLINE void update(const RowArgs& a, std::int64_t column, std::int64_t width
         s = two_part_sum(d, s, low, both, minus_1, hn::Mul(k, v[j]));
         store<kFull>(low, low_row + j * kLanes, left);
       } else {
-        s = decayed(d, s, factor);
+        // Near 1 by the difference to 1: a rounded factor, the same at every step, would drift.
+        s = hn::IfThenElseZero(keep, s);
+        s = hn::MulAdd(s, shrink, hn::IfThenElseZero(near_one, s));
         if constexpr (kValueDecay) s = decayed(d, s, value_decay[j]);
         s = hn::MulAdd(k, v[j], s);
         if constexpr (kErase == Erase::kGeneral) s = hn::MulAdd(hn::Set(d, a.b[i]), r[j], s);
