@@ -20,8 +20,10 @@ struct Law;  // src/ops/law.h
 
 struct LawOptions {
   std::optional<double> scale;  // factor on q; default K^-0.5, 1 for mamba2_ssd and rwkv7
-  // Laws that erase along the key, delta_rule to comba: q, k (and p) are x / sqrt(x . x + 1e-6).
+  // Laws that erase along the key, delta_rule to comba: q, k (and p) are x / sqrt(x . x +
+  // l2norm_eps).
   bool use_qk_l2norm = false;
+  double l2norm_eps = 1e-6;
   bool reverse = false;  // tokens are processed from last to first; o stays at the token's position
   // gated_delta_product: k, v and beta have this many rows for each token of q.
   std::int64_t num_householder = 1;

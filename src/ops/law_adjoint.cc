@@ -66,7 +66,7 @@ void LawAdjoint::norm_adjoint(std::int64_t rows, std::int64_t pitch, float facto
                               float* dy) const {
   // y = f x, f = (x . x + eps)^-1/2: dx = f (dy - f (x . dy) f x)
   const std::int64_t size = call_.kind().keys;
-  norm_factors(isa_, rows, size, pitch, x, factors_);
+  norm_factors(isa_, rows, size, pitch, call_.l2norm_eps(), x, factors_);
   scale_rows(isa_, rows, pitch, factors_, x);
   row_dots(isa_, rows, size, pitch, x, dy, numbers_);
   for (std::int64_t i = 0; i < rows; ++i) numbers_[i] = -numbers_[i];

@@ -51,6 +51,8 @@ void LawCall::check_options(const LawOptions& options, const RecurrenceInputs& i
   if (l2norm_ && law_.erase != EraseKind::kCollinear) {
     refuse("use_qk_l2norm is for laws that erase along the key; normalise q and k before the call");
   }
+  l2norm_eps_ = static_cast<float>(options.l2norm_eps);
+  if (!(l2norm_eps_ >= 0 && std::isfinite(l2norm_eps_))) refuse("l2norm_eps must be at least 0");
   if (options.num_householder < 1 || (options.num_householder > 1 && !law_.many_rows())) {
     refuse(fmt::format("num_householder must be {}, not {}",
                        law_.many_rows() ? "at least 1" : "1 (a token writes one key)",

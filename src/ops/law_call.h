@@ -52,6 +52,7 @@ class LawCall {
   float scale() const { return scale_; }
   bool reverse() const { return reverse_; }
   bool l2norm() const { return l2norm_; }
+  float l2norm_eps() const { return l2norm_eps_; }
   // Absent where the law has no such input, or it was not given.
   const LawTensor& in(LawRole role) const { return in_[static_cast<std::size_t>(role)]; }
   const char* name(LawRole role) const { return law_.find(role)->name; }
@@ -79,7 +80,7 @@ class LawCall {
   const Law& law_;
   RecurrenceShape shape_;
   RowsKind kind_;
-  float scale_ = 1;
+  float scale_ = 1, l2norm_eps_ = 0;
   bool reverse_ = false, l2norm_ = false;
   std::array<LawTensor, kLawRoles> in_{};
 };

@@ -11,24 +11,23 @@
 namespace ouzel {
 namespace {
 
-constexpr float kNormEps = 1e-6f;
 // Above 0 by less than this, a log decay is a rounded 0.
 constexpr float kDecayTolerance = 1e-6f;
 
 }  // namespace
 
-void norm_factors(Isa isa, std::int64_t rows, std::int64_t size, std::int64_t pitch, const float* x,
-                  float* factors) {
+void norm_factors(Isa isa, std::int64_t rows, std::int64_t size, std::int64_t pitch, float eps,
+                  const float* x, float* factors) {
   row_dots(isa, rows, size, pitch, x, x, factors);
-  for (std::int64_t i = 0; i < rows; ++i) factors[i] = 1 / std::sqrt(factors[i] + kNormEps);
+  for (std::int64_t i = 0; i < rows; ++i) factors[i] = 1 / std::sqrt(factors[i] + eps);
 }
 
-void normalize_rows(Isa isa, std::int64_t rows, std::int64_t size, std::int64_t pitch, float factor,
-                    float* x) {
+void normalize_rows(Isa isa, std::int64_t rows, std::int64_t size, std::int64_t pitch, float eps,
+                    float factor, float* x) {
   for (std::int64_t i = 0; i < rows; i += kChunk) {
     float factors[kChunk];
     const std::int64_t count = std::min(rows - i, kChunk);
-    norm_factors(isa, count, size, pitch, x + i * pitch, factors);
+    norm_factors(isa, count, size, pitch, eps, x + i * pitch, factors);
     for (std::int64_t j = 0; j < count; ++j) factors[j] *= factor;
     scale_rows(isa, count, pitch, factors, x + i * pitch);
   }
@@ -154,7 +153,8 @@ void LawSource::pack_queries(std::int64_t first, LawRows& rows) {
     load(LawRole::kQuery, head, first, rows.tokens, 0, kind.keys,
          call_.l2norm() ? 1 : call_.scale(), q, rows.key_pitch);
     if (call_.l2norm()) {
-      normalize_rows(isa_, rows.tokens, kind.keys, rows.key_pitch, call_.scale(), q);
+      normalize_rows(isa_, rows.tokens, kind.keys, rows.key_pitch, call_.l2norm_eps(),
+                     call_.scale(), q);
     }
   }
 }
@@ -196,14 +196,16 @@ void LawSource::pack_keys(std::int64_t first, LawRows& rows) {
   };
   if (call_.in(LawRole::kKey).present()) {
     keys(LawRole::kKey, rows.k);
-    if (call_.l2norm()) normalize_rows(isa_, count, kind.keys, pitch, 1, rows.k);
+    if (call_.l2norm())
+      normalize_rows(isa_, count, kind.keys, pitch, call_.l2norm_eps(), 1, rows.k);
   } else {
     one_minus_exp(isa_, count, pitch, rows.g, rows.k);
   }
   if (kind.erase != EraseKind::kNone) {
     if (call_.in(LawRole::kEraseKey).present()) {
       keys(LawRole::kEraseKey, rows.e);
-      if (call_.l2norm()) normalize_rows(isa_, count, kind.keys, pitch, 1, rows.e);
+      if (call_.l2norm())
+        normalize_rows(isa_, count, kind.keys, pitch, call_.l2norm_eps(), 1, rows.e);
     } else if (call_.in(LawRole::kEraseGate).present()) {
       keys(LawRole::kEraseGate, rows.e);
       multiply_rows(isa_, count, pitch, rows.e, rows.k, false, rows.e);

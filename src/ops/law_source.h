@@ -53,12 +53,12 @@ struct LawTensorRows {
              float factor, bool add, const float* from, std::int64_t pitch) const;
 };
 
-// x := factor x / sqrt(x . x + 1e-6) for packed rows.
-void normalize_rows(Isa isa, std::int64_t rows, std::int64_t size, std::int64_t pitch, float factor,
-                    float* x);
+// x := factor x / sqrt(x . x + eps) for packed rows.
+void normalize_rows(Isa isa, std::int64_t rows, std::int64_t size, std::int64_t pitch, float eps,
+                    float factor, float* x);
 // The factors alone, for the adjoint.
-void norm_factors(Isa isa, std::int64_t rows, std::int64_t size, std::int64_t pitch, const float* x,
-                  float* factors);
+void norm_factors(Isa isa, std::int64_t rows, std::int64_t size, std::int64_t pitch, float eps,
+                  const float* x, float* factors);
 
 class LawSource : public RowSource {
  public:

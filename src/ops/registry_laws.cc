@@ -24,6 +24,7 @@ void run_matrix_law(OperatorCall& call) {
   const Attributes& attributes = call.attributes();
   const LawOptions options = {.scale = attributes.number("scale"),
                               .use_qk_l2norm = attributes.flag("use_qk_l2norm"),
+                              .l2norm_eps = attributes.number("l2norm_eps").value_or(1e-6),
                               .reverse = attributes.flag("reverse"),
                               .num_householder = attributes.integer("num_householder").value_or(1),
                               .form = form_of(attributes)};
@@ -65,8 +66,9 @@ OperatorInfo row_of(const Law& law) {
   if (law.erase == EraseKind::kCollinear) {
     info.attributes.push_back({"use_qk_l2norm", kFlag,
                                std::string("q, k") + (law.has(LawRole::kEraseKey) ? " and p" : "") +
-                                   " are x / sqrt(x . x + 1e-6)",
+                                   " are x / sqrt(x . x + l2norm_eps)",
                                "false"});
+    info.attributes.push_back({"l2norm_eps", kNumber, "Added to the square of the length", "1e-6"});
   }
   if (law.many_rows()) {
     info.attributes.push_back({"num_householder", kInteger,
