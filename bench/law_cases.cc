@@ -120,7 +120,7 @@ class Problem {
   Problem(const LawCase& law, std::int64_t tokens, std::int64_t d, Gates gates)
       : o_(Data::empty({1, tokens, kHeads, d})) {
     add("q", "K", tokens, d, gates);
-    add("k", "K", tokens, d, gates);
+    if (law.law != &hgrn2) add("k", "K", tokens, d, gates);  // its key is 1 - e^g
     add("v", "V", tokens, d, gates);
     for (const auto& [name, axes] : law.inputs) add(name, axes, tokens, d, gates);
     if (law.forward > 4) normalize_rows(data_.at("k"), d);
