@@ -9,6 +9,7 @@
 #include "ouzel/retention.h"
 #include "ouzel/short_conv.h"
 #include "ouzel/softmax_attention.h"
+#include "src/ops/feature_map.h"
 #include "tests/by_name.h"
 #include "tests/operand.h"
 
@@ -33,27 +34,48 @@ NamedList<Real> present(NamedList<Real> list) {
   return list;
 }
 
+// What golden files call the gradients of a map's first projection: W1 beside W2, Wq beside Wk.
+struct MapNames {
+  explicit MapNames(const Recurrence& a) {
+    const bool product = a.map == FeatureMapKind::kElementwiseProduct;
+    const char* end = product ? "1" : a.k_map.w1.present() ? "q" : "";
+    w1 = std::string("dW") + end;
+    b1 = std::string("db") + end;
+  }
+  std::string w1, b1;
+};
+
+// A call whose keys are those of the queries' tokens takes all rows together.
+Role key_role(const Recurrence& a) {
+  return a.q.extent(1) == a.k.extent(1) ? Role::kToken : Role::kKeyToken;
+}
+
 template <class Real>
-Results<Real> named(const reference::RecurrenceResults<Real>& r,
+Results<Real> named(const Recurrence& a, const reference::RecurrenceResults<Real>& r,
                     const reference::Array<Real>& weights,
                     const reference::RecurrenceGradients<Real>& g) {
+  const MapNames names(a);
   return {present<Real>({{"o", Role::kToken, r.o},
                          {"final_state", Role::kSequence, r.s},
                          {"z", Role::kSequence, r.z},
                          {"weights", Role::kWeights, weights}}),
           present<Real>({{"dq", Role::kToken, g.q},
-                         {"dk", Role::kToken, g.k},
-                         {"dv", Role::kToken, g.v},
+                         {"dk", key_role(a), g.k},
+                         {"dv", key_role(a), g.v},
                          {"dh0", Role::kSequence, g.s0},
                          {"dz0", Role::kSequence, g.z0},
-                         {"dW1", Role::kParameter, g.q_map.w1},
-                         {"db1", Role::kParameter, g.q_map.b1},
+                         {names.w1, Role::kParameter, g.q_map.w1},
+                         {names.b1, Role::kParameter, g.q_map.b1},
                          {"dW2", Role::kParameter, g.q_map.w2},
                          {"db2", Role::kParameter, g.q_map.b2},
-                         {"dWk1", Role::kParameter, g.k_map.w1},
-                         {"dbk1", Role::kParameter, g.k_map.b1},
+                         {"dWk", Role::kParameter, g.k_map.w1},
+                         {"dbk", Role::kParameter, g.k_map.b1},
                          {"dWk2", Role::kParameter, g.k_map.w2},
-                         {"dbk2", Role::kParameter, g.k_map.b2}})};
+                         {"dbk2", Role::kParameter, g.k_map.b2},
+                         {"dpsi_w1", Role::kParameter, g.q_map.psi_w1},
+                         {"dpsi_b1", Role::kParameter, g.q_map.psi_b1},
+                         {"dpsi_w2", Role::kParameter, g.q_map.psi_w2},
+                         {"dpsi_b2", Role::kParameter, g.q_map.psi_b2}})};
 }
 
 // Where the keys are the queries' tokens (self-attention), all rows go together.
@@ -83,17 +105,32 @@ Results<Real> named(const reference::ShortConvResults<Real>& r,
 // -----------------------------------------------------------------
 
 struct MapOperands {
-  Operand w1, b1, w2, b2;
+  Operand w1, b1, w2, b2, psi_w1, psi_b1, psi_w2, psi_b2;
 
   static MapOperands input(const reference::MapWeights<double>& w) {
-    return {Operand::input(w.w1), Operand::input(w.b1), Operand::input(w.w2), Operand::input(w.b2)};
+    return {Operand::input(w.w1),     Operand::input(w.b1),     Operand::input(w.w2),
+            Operand::input(w.b2),     Operand::input(w.psi_w1), Operand::input(w.psi_b1),
+            Operand::input(w.psi_w2), Operand::input(w.psi_b2)};
   }
-  static MapOperands zeros_like(const MapOperands& w) {
-    return {Operand::zeros_like(w.w1), Operand::zeros_like(w.b1), Operand::zeros_like(w.w2),
-            Operand::zeros_like(w.b2)};
+  // Of parameters that have gradients: random projections have none.
+  static MapOperands gradients(const MapOperands& w, FeatureMapKind kind) {
+    if (!info_of(kind).trained) return {};
+    return {Operand::zeros_like(w.w1),     Operand::zeros_like(w.b1),
+            Operand::zeros_like(w.w2),     Operand::zeros_like(w.b2),
+            Operand::zeros_like(w.psi_w1), Operand::zeros_like(w.psi_b1),
+            Operand::zeros_like(w.psi_w2), Operand::zeros_like(w.psi_b2)};
+  }
+  FeatureMapWeights weights() {
+    return {w1.tensor(),     b1.tensor(),     w2.tensor(),     b2.tensor(),
+            psi_w1.tensor(), psi_b1.tensor(), psi_w2.tensor(), psi_b2.tensor()};
+  }
+  FeatureMapWeightGrads weight_grads() {
+    return {w1.tensor(),     b1.tensor(),     w2.tensor(),     b2.tensor(),
+            psi_w1.tensor(), psi_b1.tensor(), psi_w2.tensor(), psi_b2.tensor()};
   }
   reference::MapWeights<float> floats() {
-    return {w1.floats(), b1.floats(), w2.floats(), b2.floats()};
+    return {w1.floats(),     b1.floats(),     w2.floats(),     b2.floats(),
+            psi_w1.floats(), psi_b1.floats(), psi_w2.floats(), psi_b2.floats()};
   }
 };
 
@@ -115,8 +152,9 @@ struct RecurrenceInFloat {
     retention_options.form = call.form;
     FeatureMap& map = linear_options.feature_map;
     map.kind = a.map;
-    map.q = {q_map.w1.tensor(), q_map.b1.tensor(), q_map.w2.tensor(), q_map.b2.tensor()};
-    map.k = {k_map.w1.tensor(), k_map.b1.tensor(), k_map.w2.tensor(), k_map.b2.tensor()};
+    map.options = a.map_options;
+    map.q = q_map.weights();
+    map.k = k_map.weights();
     linear_options.scale = a.scale;
     linear_options.normalize = a.normalize;
     linear_options.eps = a.eps;
@@ -137,7 +175,8 @@ struct RecurrenceInFloat {
         {q.extent(0), q.extent(1), std::max(q.extent(2), v.extent(2)), v.extent(3)}, strided);
   }
   StateOperands state(Int sequences) const {
-    const Int features = q_map.w1.present() ? q_map.w1.extent(q_map.w1.rank() - 2) : k.extent(3);
+    const Int features =
+        reference::feature_count(reference::Map{a.map, a.map_options}, a.q_map, k.extent(3));
     StateOperands state;
     state.s = Operand::output({sequences, v.extent(2), features, v.extent(3)});
     if (a.normalize) state.z = Operand::output({sequences, v.extent(2), features});
@@ -162,7 +201,7 @@ Results<float> run(Context& context, const Call& call, const Recurrence& a) {
   StateOperands final;
   outputs.o = o.tensor();
   if (call.form == Form::kParallel) {
-    weights = Operand::output({o.extent(0), o.extent(2), o.extent(1), o.extent(1)});
+    weights = Operand::output({o.extent(0), o.extent(2), o.extent(1), in.k.extent(1)});
     outputs.weights = weights.tensor();
   } else if (a.causal) {
     final = in.state(a.segments.count());
@@ -181,7 +220,7 @@ Results<float> run(Context& context, const Call& call, const Recurrence& a) {
     linear_attention(context, in.linear_options, in.inputs, outputs);
   }
   const reference::RecurrenceResults<float> r{o.floats(), final.s.floats(), final.z.floats()};
-  Results<float> results = named(r, weights.floats(), {});
+  Results<float> results = named(a, r, weights.floats(), {});
   if (call.residue) {
     results.outputs.push_back({"s_residue", Role::kSequence, final.s_residue.floats()});
     if (a.normalize) {
@@ -197,21 +236,19 @@ Results<float> run(Context& context, const Call& call, const Recurrence& a) {
           dv = Operand::output_like(in.v);
   StateOperands d_initial{
       Operand::output_like(in.initial.s), Operand::output_like(in.initial.z), {}};
-  MapOperands d_q_map = MapOperands::zeros_like(in.q_map),
-              d_k_map = MapOperands::zeros_like(in.k_map);
+  MapOperands d_q_map = MapOperands::gradients(in.q_map, a.map),
+              d_k_map = MapOperands::gradients(in.k_map, a.map);
   const RecurrenceInputGrads input_grads{
       .q = dq.tensor(), .k = dk.tensor(), .v = dv.tensor(), .initial_state = d_initial.view()};
   if (in.is_retention) {
     retention_backward(context, in.retention_options, in.inputs, outputs.saved, output_grads,
                        input_grads);
   } else {
-    const FeatureMapGrads map_grads{
-        {d_q_map.w1.tensor(), d_q_map.b1.tensor(), d_q_map.w2.tensor(), d_q_map.b2.tensor()},
-        {d_k_map.w1.tensor(), d_k_map.b1.tensor(), d_k_map.w2.tensor(), d_k_map.b2.tensor()}};
+    const FeatureMapGrads map_grads{d_q_map.weight_grads(), d_k_map.weight_grads()};
     linear_attention_backward(context, in.linear_options, in.inputs, outputs.saved, output_grads,
                               input_grads, &map_grads);
   }
-  results.gradients = named<float>(r, {},
+  results.gradients = named<float>(a, r, {},
                                    {dq.floats(), dk.floats(), dv.floats(), d_initial.s.floats(),
                                     d_initial.z.floats(), d_q_map.floats(), d_k_map.floats()})
                           .gradients;
@@ -236,7 +273,7 @@ Results<float> run_steps(Context& context, const Call& call, const Recurrence& a
       linear_attention_step(context, in.linear_options, q, k, v, view, o.token(t));
     }
   }
-  return named<float>({o.floats(), state.s.floats(), state.z.floats()}, {}, {});
+  return named<float>(a, {o.floats(), state.s.floats(), state.z.floats()}, {}, {});
 }
 
 Results<double> run_reference(const Call& call, const Recurrence& a) {
@@ -250,7 +287,8 @@ Results<double> run_reference(const Call& call, const Recurrence& a) {
     g = reference::recurrence_backward(a, {call.up("do"), call.up("dht"), call.up("dzt")});
   if (!a.s0.present()) g.s0 = Doubles();
   if (!a.z0.present()) g.z0 = Doubles();
-  return named(r, weights, g);
+  if (!info_of(a.map).trained) g.q_map = g.k_map = {};
+  return named(a, r, weights, g);
 }
 
 // --- softmax attention
@@ -361,8 +399,8 @@ std::vector<Slot> slots(Call& call) {
   std::vector<Slot> list;
   if (auto* a = std::get_if<Recurrence>(&call.arguments)) {
     add_slot(list, "q", Role::kToken, a->q);
-    add_slot(list, "k", Role::kToken, a->k);
-    add_slot(list, "v", Role::kToken, a->v);
+    add_slot(list, "k", key_role(*a), a->k);
+    add_slot(list, "v", key_role(*a), a->v);
     add_slot(list, "initial_state", Role::kSequence, a->s0);
     add_slot(list, "initial_z", Role::kSequence, a->z0);
     for (auto* map : {&a->q_map, &a->k_map}) {
@@ -370,6 +408,10 @@ std::vector<Slot> slots(Call& call) {
       add_slot(list, "b1", Role::kParameter, map->b1);
       add_slot(list, "W2", Role::kParameter, map->w2);
       add_slot(list, "b2", Role::kParameter, map->b2);
+      add_slot(list, "psi_w1", Role::kParameter, map->psi_w1);
+      add_slot(list, "psi_b1", Role::kParameter, map->psi_b1);
+      add_slot(list, "psi_w2", Role::kParameter, map->psi_w2);
+      add_slot(list, "psi_b2", Role::kParameter, map->psi_b2);
     }
   } else if (auto* b = std::get_if<Attention>(&call.arguments)) {
     add_slot(list, "q", Role::kToken, b->q);

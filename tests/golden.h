@@ -12,6 +12,7 @@
 #include "src/formats/files.h"
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
+#include "src/ops/feature_map.h"
 #include "src/ops/registry.h"
 #include "tests/by_name.h"
 #include "tests/calls.h"
@@ -67,15 +68,20 @@ inline std::vector<std::string> golden_files(const std::string& folder) {
   return paths;
 }
 
-inline std::optional<FeatureMapKind> feature_map(const std::string& name) {
-  if (name == "identity") return FeatureMapKind::kIdentity;
-  if (name == "elu1") return FeatureMapKind::kElu1;
-  if (name == "relu") return FeatureMapKind::kRelu;
-  if (name == "elementwise_product") return FeatureMapKind::kElementwiseProduct;
-  return std::nullopt;
+// By its name and variant; that of the operator where the file names none.
+inline FeatureMapKind feature_map(const GoldenFile& f) {
+  if (f.op() == "based") return FeatureMapKind::kTaylor2;
+  if (f.op() == "rebased") return FeatureMapKind::kRebased;
+  if (f.op() == "cosformer") return FeatureMapKind::kCosformer;
+  const auto name = f.attribute<std::string>("feature_map", "identity");
+  const auto variant = f.attribute<std::string>("variant", "");
+  for (const FeatureMapInfo& info : feature_maps()) {
+    if (name == info.name && (variant.empty() || variant == info.variant)) return info.kind;
+  }
+  throw Error(ErrorKind::kBadFile, f.path + ": no feature map " + name + " " + variant);
 }
 
-// linear_attn and retention.
+// linear_attn and its relatives, and retention.
 inline Recurrence recurrence_of(const GoldenFile& f) {
   Recurrence a;
   a.q = f.tensor("q");
@@ -84,8 +90,21 @@ inline Recurrence recurrence_of(const GoldenFile& f) {
   a.s0 = f.tensor("initial_state");
   a.z0 = f.tensor("initial_z");
   a.segments = f.segments(a.q.extent(0), a.q.extent(1));
-  a.map = feature_map(f.attribute<std::string>("feature_map", "identity")).value();
-  a.q_map = {f.tensor("W1"), f.tensor("b1"), f.tensor("W2"), f.tensor("b2")};
+  a.key_segments = f.segments(a.k.extent(0), a.k.extent(1));
+  a.map = feature_map(f);
+  const auto map_of = [&f](const char* w, const char* b) {
+    return reference::MapWeights<double>{f.tensor(w),        f.tensor(b),        f.tensor("W2"),
+                                         f.tensor("b2"),     f.tensor("psi_w1"), f.tensor("psi_b1"),
+                                         f.tensor("psi_w2"), f.tensor("psi_b2")};
+  };
+  a.q_map = f.tensor("W1").present()   ? map_of("W1", "b1")
+            : f.tensor("Wq").present() ? map_of("Wq", "bq")
+                                       : map_of("W", "b");
+  if (f.tensor("Wk").present()) a.k_map = map_of("Wk", "bk");
+  a.map_options.nu = f.attribute("nu", a.map_options.nu);
+  a.map_options.kernel_eps = f.attribute("kernel_eps", a.map_options.kernel_eps);
+  a.map_options.l2norm_eps = f.attribute("l2norm_eps", a.map_options.l2norm_eps);
+  a.map_options.max_length = f.attribute("m", a.map_options.max_length);
   if (f.op() == "retention") a.log_decay = reference::retention_log_decay<double>(a.v.extent(2));
   if (f.op() == "lightning") {
     a.log_decay = reference::lightning_log_decay<double>(
@@ -94,7 +113,11 @@ inline Recurrence recurrence_of(const GoldenFile& f) {
         f.attribute<std::string>("slopes", "") == "geometric");
   }
   a.scale = f.attribute("scale", 1.0);
-  a.normalize = f.attribute("normalize", false);
+  if (f.op() == "based" || f.op() == "rebased") {
+    a.map_options.kernel_scale = a.scale;
+    a.scale = 1;
+  }
+  a.normalize = f.attribute("normalize", f.op() == "cosformer");
   a.eps = f.attribute("eps", 0.0);
   a.causal = f.attribute("causal", true);
   a.reverse = f.attribute("reverse", false);
@@ -182,9 +205,8 @@ inline std::optional<Results<double>> reference_results(const GoldenFile& f) {
     call.arguments = softmax_attention_of(f);
   } else if (f.op() == "short_conv") {
     call.arguments = short_conv_of(f);
-  } else if (f.op() == "retention" || f.op() == "lightning" ||
-             (f.op() == "linear_attn" &&
-              feature_map(f.attribute<std::string>("feature_map", "identity")))) {
+  } else if (f.op() == "retention" || f.op() == "lightning" || f.op() == "linear_attn" ||
+             f.op() == "based" || f.op() == "rebased" || f.op() == "cosformer") {
     call.arguments = recurrence_of(f);
   } else {
     return std::nullopt;
@@ -194,7 +216,8 @@ inline std::optional<Results<double>> reference_results(const GoldenFile& f) {
 
 // Every tensor that the file expects, among the results of its call.
 template <class Real>
-void expect_golden(const GoldenFile& f, const Results<Real>& got, const Bounds& bounds) {
+void expect_golden(const GoldenFile& f, const Results<Real>& got, const Bounds& bounds,
+                   double gradient_floor = kFloor) {
   Comparison comparison;
   for (const auto& name : f.attribute<std::vector<std::string>>("outputs", {})) {
     comparison.output(name, array_of(got.outputs, name), f.tensor(name));
@@ -202,7 +225,7 @@ void expect_golden(const GoldenFile& f, const Results<Real>& got, const Bounds& 
   for (const auto& name : f.attribute<std::vector<std::string>>("grads", {})) {
     comparison.gradient(name, array_of(got.gradients, name), f.tensor(name));
   }
-  comparison.expect_within(bounds);
+  comparison.expect_within(bounds, gradient_floor);
 }
 
 }  // namespace ouzel::test

@@ -34,7 +34,9 @@ TEST_F(SharedGolden, ReferencesAgreeToFloat64) {
     SCOPED_TRACE(f.path);
     const auto results = reference_results(f);
     if (!results) continue;
-    expect_golden(f, *results, kFloat64);
+    // Of a single token the quotient hardly depends on q and k.
+    const bool flat = f.op() == "rebased" && f.tensor("q").extent(1) == 1;
+    expect_golden(f, *results, kFloat64, flat ? kQuotientFloor : kFloor);
     ++compared;
   }
   EXPECT_GE(compared, 235);

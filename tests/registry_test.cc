@@ -146,6 +146,8 @@ TEST(Registry, AttributesAreCheckedByKind) {
   EXPECT_EQ(a.integers("cu_seqlens"), (std::vector<std::int64_t>{0, 3, 5}));
   EXPECT_TRUE(a.hold("normalize=true feature_map!=relu"));
   EXPECT_FALSE(a.hold("normalize=true feature_map!=elu1"));
+  EXPECT_TRUE(a.hold("feature_map=relu|elu1"));
+  EXPECT_FALSE(a.hold("feature_map!=relu|elu1"));
   EXPECT_EQ(Attributes(softmax, {{"window_size", "7"}}).integer("window_size"), 7);
 
   const auto refused = [&](const OperatorInfo& info, const char* name, const char* value,
@@ -156,7 +158,8 @@ TEST(Registry, AttributesAreCheckedByKind) {
   refused(linear, "scale", "nan", "a number");
   refused(linear, "scale", "1e999", "a number");
   refused(linear, "normalize", "yes", "true or false");
-  refused(linear, "feature_map", "exp", "not one of identity, elu1, relu, elementwise_product");
+  refused(linear, "feature_map", "zzz", "not one of identity, elu1, relu, relu2, exp, softmax");
+  refused(linear, "feature_map", "hedgehogs", "did you mean 'hedgehog'?");
   refused(linear, "cu_seqlens", "[0, 1.5]", "list of whole numbers");
   refused(linear, "cu_seqlens", "[0, 1", "list of whole numbers");
   refused(softmax, "window_size", "7.0", "a whole number");

@@ -32,6 +32,10 @@ struct SequenceState {
   float* z = nullptr;          // [HV, K], the normaliser's sum; null where the law keeps none
   float* z_residue = nullptr;  // [HV, K] or null
   std::int64_t position = 0;   // tokens that the state has seen
+  // [HV], whole numbers, of feature maps with a running maximum (exp, favor_positive,
+  // favor_hyperbolic): the state is S, z and their residues times 2^exponent. Null: times 1, and
+  // what a float cannot hold overflows as the sums do. Gradients likewise.
+  float* exponent = nullptr;
 };
 
 // The states of N sequences: N base pointers and strides (in floats) shared by all, so that batches

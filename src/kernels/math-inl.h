@@ -1,7 +1,7 @@
-// Elementary functions of float vectors: exp, exp2, expm1, log, sigmoid, SiLU. Range reduction to a
-// power of two and a minimax polynomial; correct at infinities and NaN. Errors against float64,
-// over every float of the range: tests/math_test.cc. The polynomials were fitted by Remez's
-// exchange with the relative error as weight.
+// Elementary functions of float vectors: exp, exp2, expm1, log, sigmoid, SiLU, cosine and sine.
+// Range reduction to a power of two and a minimax polynomial; correct at infinities and NaN. Errors
+// against float64, over every float of the range: tests/math_test.cc. The polynomials were fitted
+// by Remez's exchange with the relative error as weight.
 
 // Per-target include guard.
 #if defined(OUZEL_KERNELS_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -165,6 +165,37 @@ HWY_INLINE V sigmoid(D d, V x) {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V silu(D d, V x) {
   return hn::Div(x, hn::Add(hn::Set(d, 1.0f), exp(d, hn::Neg(x))));
+}
+
+// Cosine and sine of an angle (of doubles) below 2^32 to float32's last place: the nearest multiple
+// of pi/2 is taken off in three parts of 24, 24 and 53 bits (the first two products are exact),
+// then Taylor's series on [-pi/4, pi/4] to the 10th power (2e-9).
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void cos_sin(D d, V angle, V& cos, V& sin) {
+  const V n = hn::Round(hn::Mul(angle, hn::Set(d, 0x1.45f306dc9c883p-1)));
+  V r = hn::Sub(angle, hn::Mul(n, hn::Set(d, 0x1.921fb4p+0)));
+  r = hn::Sub(r, hn::Mul(n, hn::Set(d, 0x1.4442d0p-24)));
+  r = hn::Sub(r, hn::Mul(n, hn::Set(d, 0x1.8469898cc5170p-48)));
+  const V r2 = hn::Mul(r, r);
+  V s = hn::Set(d, 1.0 / 362880);
+  s = hn::MulAdd(s, r2, hn::Set(d, -1.0 / 5040));
+  s = hn::MulAdd(s, r2, hn::Set(d, 1.0 / 120));
+  s = hn::MulAdd(s, r2, hn::Set(d, -1.0 / 6));
+  s = hn::MulAdd(hn::Mul(s, r2), r, r);
+  V c = hn::Set(d, -1.0 / 3628800);
+  c = hn::MulAdd(c, r2, hn::Set(d, 1.0 / 40320));
+  c = hn::MulAdd(c, r2, hn::Set(d, -1.0 / 720));
+  c = hn::MulAdd(c, r2, hn::Set(d, 1.0 / 24));
+  c = hn::MulAdd(c, r2, hn::Set(d, -0.5));
+  c = hn::MulAdd(c, r2, hn::Set(d, 1.0));
+  // The quadrant n mod 4 as a double in {0, 1, 2, 3}.
+  const V q = hn::NegMulAdd(hn::Floor(hn::Mul(n, hn::Set(d, 0.25))), hn::Set(d, 4.0), n);
+  const auto odd = hn::Or(hn::Eq(q, hn::Set(d, 1.0)), hn::Eq(q, hn::Set(d, 3.0)));
+  const auto minus_sin = hn::Ge(q, hn::Set(d, 2.0));
+  const auto minus_cos = hn::Or(hn::Eq(q, hn::Set(d, 1.0)), hn::Eq(q, hn::Set(d, 2.0)));
+  const V turned_sin = hn::IfThenElse(odd, c, s), turned_cos = hn::IfThenElse(odd, s, c);
+  sin = hn::IfThenElse(minus_sin, hn::Neg(turned_sin), turned_sin);
+  cos = hn::IfThenElse(minus_cos, hn::Neg(turned_cos), turned_cos);
 }
 
 }  // namespace math

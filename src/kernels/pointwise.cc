@@ -46,37 +46,6 @@ void SwigluBackwardRow(const float* gate, const float* up, const float* dy, floa
   });
 }
 
-// Cosine and sine of an angle below 2^32 to float32's last place: the nearest multiple of pi/2 is
-// taken off in three parts of 24, 24 and 53 bits (the first two products are exact), then Taylor's
-// series on [-pi/4, pi/4] to the 10th power (2e-9).
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE void CosSin(D d, V angle, V& cos, V& sin) {
-  const V n = hn::Round(hn::Mul(angle, hn::Set(d, 0x1.45f306dc9c883p-1)));
-  V r = hn::Sub(angle, hn::Mul(n, hn::Set(d, 0x1.921fb4p+0)));
-  r = hn::Sub(r, hn::Mul(n, hn::Set(d, 0x1.4442d0p-24)));
-  r = hn::Sub(r, hn::Mul(n, hn::Set(d, 0x1.8469898cc5170p-48)));
-  const V r2 = hn::Mul(r, r);
-  V s = hn::Set(d, 1.0 / 362880);
-  s = hn::MulAdd(s, r2, hn::Set(d, -1.0 / 5040));
-  s = hn::MulAdd(s, r2, hn::Set(d, 1.0 / 120));
-  s = hn::MulAdd(s, r2, hn::Set(d, -1.0 / 6));
-  s = hn::MulAdd(hn::Mul(s, r2), r, r);
-  V c = hn::Set(d, -1.0 / 3628800);
-  c = hn::MulAdd(c, r2, hn::Set(d, 1.0 / 40320));
-  c = hn::MulAdd(c, r2, hn::Set(d, -1.0 / 720));
-  c = hn::MulAdd(c, r2, hn::Set(d, 1.0 / 24));
-  c = hn::MulAdd(c, r2, hn::Set(d, -0.5));
-  c = hn::MulAdd(c, r2, hn::Set(d, 1.0));
-  // The quadrant n mod 4 as a double in {0, 1, 2, 3}.
-  const V q = hn::NegMulAdd(hn::Floor(hn::Mul(n, hn::Set(d, 0.25))), hn::Set(d, 4.0), n);
-  const auto odd = hn::Or(hn::Eq(q, hn::Set(d, 1.0)), hn::Eq(q, hn::Set(d, 3.0)));
-  const auto minus_sin = hn::Ge(q, hn::Set(d, 2.0));
-  const auto minus_cos = hn::Or(hn::Eq(q, hn::Set(d, 1.0)), hn::Eq(q, hn::Set(d, 2.0)));
-  const V turned_sin = hn::IfThenElse(odd, c, s), turned_cos = hn::IfThenElse(odd, s, c);
-  sin = hn::IfThenElse(minus_sin, hn::Neg(turned_sin), turned_sin);
-  cos = hn::IfThenElse(minus_cos, hn::Neg(turned_cos), turned_cos);
-}
-
 void RotaryRows(const View<float, 3>& x, const int64_t* positions, const double* frequency,
                 bool inverse, int64_t begin, int64_t end, float* HWY_RESTRICT angles) {
   const hn::ScalableTag<float> d;
@@ -91,7 +60,7 @@ void RotaryRows(const View<float, 3>& x, const int64_t* positions, const double*
       const auto position = hn::Set(dd, static_cast<double>(positions[row]));
       for (int64_t i = 0; i < half; i += static_cast<int64_t>(hn::Lanes(dd))) {
         hn::Vec<decltype(dd)> c, s;
-        CosSin(dd, hn::Mul(position, hn::LoadU(dd, frequency + i)), c, s);
+        math::cos_sin(dd, hn::Mul(position, hn::LoadU(dd, frequency + i)), c, s);
         hn::StoreU(hn::DemoteTo(dh, c), dh, cosines + i);
         hn::StoreU(hn::DemoteTo(dh, inverse ? hn::Neg(s) : s), dh, sines + i);
       }

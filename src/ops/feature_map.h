@@ -1,38 +1,81 @@
 // Feature maps inside an operator: applied to a chunk of at most 64 rows at a time on the way into
 // packed scratch, and their adjoint on the way back. No tensor of features is ever formed.
+//
+// A map is a row of the table below (what it takes and what its denominators are), its number of
+// features (sizes_of), and its rows and their adjoint in src/kernels/feature_map.cc.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <span>
 
 #include "ouzel/feature_map.h"
+#include "src/kernels/feature_map.h"
 #include "src/kernels/recurrence.h"
+#include "src/ops/token_rows.h"
 
 namespace ouzel {
 
-// Features F of a map of K inputs. Throws Error(kInvalidArgument), naming `op`, where parameters
-// are missing or misshapen.
-std::int64_t check_feature_map(const char* op, const FeatureMap& map, std::int64_t query_heads,
-                               std::int64_t key_heads, std::int64_t keys);
-void check_feature_map_grads(const char* op, const FeatureMap& map, const FeatureMapGrads& grads);
+struct FeatureMapInfo {
+  FeatureMapKind kind;
+  const char* name;
+  const char* variant;  // of maps of one name; else null
+  const char* formula;
+  int projections = 0;   // affine maps W x + b: none, w1, or w1 and w2
+  bool bias = false;     // ... may have b
+  bool psi = false;      // ... are followed by psi
+  bool trained = false;  // parameters have gradients: random projections have none
+  // Features are multiples of a power of two that grows with the keys.
+  bool running_maximum = false;
+  bool unit_scale = true;  // default scale 1, else K^-0.5
+  double eps = 0;          // default
+  bool clamp = false;      // the denominator is max(sum, eps), else sum + eps
+};
+std::span<const FeatureMapInfo> feature_maps();
+const FeatureMapInfo& info_of(FeatureMapKind kind);
 
-inline bool is_learned(const FeatureMap& map) {
-  return map.kind == FeatureMapKind::kElementwiseProduct;
+// Applied while packing: acts on each number alone.
+inline bool is_elementwise(FeatureMapKind kind) {
+  return kind == FeatureMapKind::kIdentity || kind == FeatureMapKind::kElu1 ||
+         kind == FeatureMapKind::kRelu;
 }
+
+struct MapSizes {
+  std::int64_t keys = 0;                  // K
+  std::int64_t rows = 0;                  // m: of W
+  std::int64_t features = 0;              // F
+  std::int64_t hidden = 0, channels = 0;  // J, L of psi
+};
+// Throws Error(kInvalidArgument), naming `op`, where parameters or options are missing, superfluous
+// or misshapen.
+MapSizes check_feature_map(const char* op, const FeatureMap& map, std::int64_t query_heads,
+                           std::int64_t key_heads, std::int64_t keys);
+void check_feature_map_grads(const char* op, const FeatureMap& map, const FeatureMapGrads& grads);
+// F of a map of `rows` projections and `channels` (1 where there are none).
+std::int64_t feature_count(const FeatureMap& map, std::int64_t keys, std::int64_t rows,
+                           std::int64_t channels);
+
 // The parameters that serve k.
 inline const FeatureMapWeights& key_weights(const FeatureMap& map) {
   return map.k.w1.present() ? map.k : map.q;
 }
 
-// The parameters of one head, and phi of one row of K numbers (the step).
-struct HeadWeights {
-  const float* w1 = nullptr;
-  const float* w2 = nullptr;
-  std::int64_t w1_row = 0, w2_row = 0;
-  const float* b1 = nullptr;
-  const float* b2 = nullptr;
+// The parameters in a fixed order, with their shapes of one head (columns 0: a vector).
+inline constexpr std::size_t kMapParameters = 8;
+struct MapParameter {
+  const char* name;
+  ConstTensor FeatureMapWeights::*weight;
+  Tensor FeatureMapWeightGrads::*gradient;
+  std::int64_t rows = 0, columns = 0;
+  bool per_head = false;  // may have a leading axis of heads
+  std::int64_t size() const { return rows * (columns != 0 ? columns : 1); }
 };
-HeadWeights head_weights(const FeatureMapWeights& weights, std::int64_t head);
-ElementMap element_map(const FeatureMap& map);
+std::array<MapParameter, kMapParameters> map_parameters(const MapSizes& sizes);
+
+// Sums of the gradients of one head's parameters, in double: a plain float sum of chunks would lose
+// 1e-4 over a million tokens. All parameters one after the other; those that the map lacks are not
+// touched.
+std::int64_t weight_sums_size(const MapSizes& sizes);
 
 // Rows that wait to be packed: `map` is still to be applied.
 struct MappedRows {
@@ -41,73 +84,101 @@ struct MappedRows {
   ElementMap map = ElementMap::kIdentity;
 };
 
-// Sums of the gradients of one head's parameters, in double: a plain float sum of chunks would lose
-// 1e-4 over a million tokens.
-struct WeightSums {
-  double* w1 = nullptr;  // [F, K]
-  double* w2 = nullptr;
-  double* b1 = nullptr;  // [F]
-  double* b2 = nullptr;
-
-  static std::int64_t size(std::int64_t features, std::int64_t keys) {
-    return 2 * features * (keys + 1);
-  }
-  WeightSums() = default;
-  WeightSums(double* memory, std::int64_t features, std::int64_t keys)
-      : w1(memory), w2(w1 + features * keys), b1(w2 + features * keys), b2(b1 + features) {}
+// Where a pass is: the position of its row 0 and the step to that of the next, and exponents for
+// maps with a running maximum (absent: each row its own, which is what queries have).
+struct MapPath {
+  std::int64_t position = 0, step = 1;
+  TokenValues exponent;
 };
 
-// The map of one head with its scratch (none for maps without parameters).
+enum class MapUse {
+  kForward,
+  kAdjoint,  // has scratch for `adjoint` too
+  kStep,     // single rows: weights are read where they are
+};
+
+// The map of one head with its scratch (none for elementwise maps).
 class HeadMap {
  public:
-  // `Memory` hands out scratch, or only counts it. Without `adjoint` the second method is not used.
+  // `Memory` hands out scratch, or only counts it.
   template <class Memory>
-  HeadMap(Memory& memory, const FeatureMap& map, std::int64_t keys, std::int64_t features,
-          bool adjoint)
-      : keys_(keys),
-        features_(features),
-        key_pitch_(padded(keys, kSlab)),
-        pitch_(padded(features, kSlab)),
-        map_(element_map(map)),
-        learned_(is_learned(map)) {
-    if (!learned_) return;
-    for (float** p : {&w1_columns_, &w2_columns_}) *p = memory.template take<float>(keys * pitch_);
-    for (float** p : {&b1_, &b2_}) *p = memory.template take<float>(pitch_);
-    for (float** p : {&y1_, &y2_, &phi_}) *p = memory.template take<float>(kChunk * pitch_);
-    if (!adjoint) return;
-    for (float** p : {&w1_rows_, &w2_rows_, &dw_}) {
-      *p = memory.template take<float>(features * key_pitch_);
+  HeadMap(Memory& memory, const FeatureMap& map, const MapSizes& sizes, MapUse use)
+      : map_(map),
+        info_(info_of(map.kind)),
+        sizes_(sizes),
+        use_(use),
+        key_pitch_(padded(sizes.keys, kSlab)),
+        row_pitch_(padded(sizes.rows, kSlab)),
+        pitch_(padded(sizes.features, kSlab)) {
+    if (is_elementwise(map.kind)) return;
+    const std::int64_t tokens = use == MapUse::kStep ? 1 : kChunk;
+    const auto take = [&memory](float*& p, std::int64_t size) {
+      p = memory.template take<float>(size);
+    };
+    take(x_, tokens * key_pitch_);
+    take(phi_, tokens * pitch_);
+    for (float** p : {&exponent_, &cosine_, &sine_}) take(*p, tokens);
+    if (info_.psi) take(psi_, psi_size());
+    for (int i = 0; i < info_.projections; ++i) {
+      Projection& p = projection_[i];
+      if (use != MapUse::kStep) take(p.columns, sizes.keys * row_pitch_);
+      take(p.bias, row_pitch_);
+      take(p.y, tokens * row_pitch_);
+      if (use != MapUse::kAdjoint) continue;
+      take(p.by_rows, sizes.rows * key_pitch_);
+      take(p.dy, tokens * row_pitch_);
     }
-    for (float** p : {&x_, &dx_}) *p = memory.template take<float>(kChunk * key_pitch_);
+    if (use != MapUse::kAdjoint) return;
+    take(dx_, kChunk * key_pitch_);
+    take(dw_, sizes.rows * key_pitch_);
+    if (info_.psi) take(dpsi_, psi_size());
   }
 
-  void bind(Isa isa, const FeatureMapWeights& weights, std::int64_t head);
-  // Valid until the next call.
-  MappedRows apply(const float* x, std::int64_t stride, std::int64_t tokens);
-  // phi(x) as dense rows of `pitch` floats.
-  void dense(const float* x, std::int64_t stride, std::int64_t tokens, float* out);
-  // dx (+)= J(x)^T dphi, for columns [column, column + count) of a map without parameters or all of
-  // them of a learned one; dphi has rows of pitch() floats and begins at `column`. Gradients of
-  // parameters are added to `sums`. dx may be null: only the parameters.
-  void adjoint(const float* x, std::int64_t x_stride, std::int64_t tokens, float* dphi, float* dx,
-               std::int64_t dx_stride, bool add, std::int64_t column, std::int64_t count,
-               const WeightSums* sums);
+  void bind(Isa isa, const FeatureMapWeights& weights, std::int64_t head, const MapPath& path);
+  void follow(const MapPath& path) { path_ = path; }
+  // phi of rows [t, t + tokens). Valid until the next call.
+  MappedRows apply(const Rows<const float>& x, std::int64_t t, std::int64_t tokens);
+  // The exponents of the rows that were applied last; null where the map has none.
+  const float* exponents() const { return info_.running_maximum ? exponent_ : nullptr; }
+  // The exponents that rows [t, t + tokens) would have of their own.
+  const float* own_exponents(const Rows<const float>& x, std::int64_t t, std::int64_t tokens);
+  // phi as dense rows of pitch() floats.
+  void dense(const Rows<const float>& x, std::int64_t t, std::int64_t tokens, float* out);
+  // dx (+)= J(x)^T dphi, for columns [column, column + count) of an elementwise map or all of them
+  // of others; dphi has rows of pitch() floats and begins at `column`. Gradients of parameters are
+  // added to `sums`. dx may be absent: only the parameters.
+  void adjoint(const Rows<const float>& x, std::int64_t t, std::int64_t tokens, const float* dphi,
+               const Rows<float>& dx, bool add, std::int64_t column, std::int64_t count,
+               double* sums);
   std::int64_t pitch() const { return pitch_; }
 
  private:
-  void affine(const float* x, std::int64_t stride, std::int64_t tokens);
-  void add_weight_sums(std::int64_t tokens, const float* dy, double* dw, double* db);
+  struct Projection {
+    const float* w = nullptr;  // of the caller
+    std::int64_t w_row = 0;
+    float* columns = nullptr;  // [K][row pitch]
+    float* by_rows = nullptr;  // [m][key pitch]
+    float* bias = nullptr;     // [row pitch]
+    float* y = nullptr;        // [64][row pitch]
+    float* dy = nullptr;
+  };
+  std::int64_t psi_size() const { return sizes_.hidden * (2 + sizes_.channels) + sizes_.channels; }
+  FeatureRowsArgs project(const Rows<const float>& x, std::int64_t t, std::int64_t tokens);
+  void add_weight_sums(std::int64_t tokens, const Projection& p, double* dw, double* db);
 
-  std::int64_t keys_, features_, key_pitch_, pitch_;
-  ElementMap map_;
-  bool learned_;
+  const FeatureMap& map_;
+  const FeatureMapInfo& info_;
+  MapSizes sizes_;
+  MapUse use_;
+  std::int64_t key_pitch_, row_pitch_, pitch_;
   Isa isa_ = Isa::kPortable;
-  float *w1_columns_ = nullptr, *w2_columns_ = nullptr;   // [K][pitch]
-  float *w1_rows_ = nullptr, *w2_rows_ = nullptr;         // [F][key pitch]
-  float *b1_ = nullptr, *b2_ = nullptr;                   // [pitch]
-  float *y1_ = nullptr, *y2_ = nullptr, *phi_ = nullptr;  // [64][pitch]
-  float *x_ = nullptr, *dx_ = nullptr;                    // [64][key pitch]
-  float* dw_ = nullptr;                                   // [F][key pitch]
+  MapPath path_;
+  float factor_ = 1;  // on x, before it is projected
+  Projection projection_[2];
+  float *x_ = nullptr, *phi_ = nullptr;                              // [64][pitch of each]
+  float *exponent_ = nullptr, *cosine_ = nullptr, *sine_ = nullptr;  // [64]
+  float *psi_ = nullptr, *dpsi_ = nullptr;
+  float *dx_ = nullptr, *dw_ = nullptr;
 };
 
 }  // namespace ouzel

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "src/ops/feature_map.h"
 #include "src/ops/recurrence.h"
 
 namespace ouzel {
@@ -13,9 +14,7 @@ const Law kLinearAttentionLaw = {
     .read = ReadKind::kAfterWrite,
     .normalizer = true,
     .default_log_decay = nullptr,
-    .defaults =
-        "identity: scale K^-0.5, eps 1e-10; elu1, relu: scale 1, eps 1e-6; "
-        "elementwise_product: scale 1, eps 0",
+    .defaults = "scale 1, identity and dpfp K^-0.5; eps by feature map",
     .formula =
         "S_t = S_{t-1} + phi(k_t) v_t^T, z_t = z_{t-1} + phi(k_t), o_t = S_t^T (scale "
         "phi(q_t)), divided by z_t . (scale phi(q_t)) + eps if normalised",
@@ -28,21 +27,11 @@ RecurrenceSpec spec_of(const LinearAttentionOptions& options, const ConstTensor&
   RecurrenceSpec spec;
   spec.law = &kLinearAttentionLaw;
   spec.map = options.feature_map;
-  double scale = 1, eps = 0;
-  switch (options.feature_map.kind) {
-    case FeatureMapKind::kIdentity:
-      scale = 1 / std::sqrt(static_cast<double>(key_size(q)));
-      eps = 1e-10;
-      break;
-    case FeatureMapKind::kElu1:
-    case FeatureMapKind::kRelu:
-      eps = 1e-6;
-      break;
-    case FeatureMapKind::kElementwiseProduct:
-      break;
-  }
-  spec.scale = options.scale.value_or(scale);
-  spec.eps = options.eps.value_or(eps);
+  const FeatureMapInfo& map = info_of(options.feature_map.kind);
+  const double root = 1 / std::sqrt(static_cast<double>(key_size(q)));
+  spec.scale = options.scale.value_or(map.unit_scale ? 1 : root);
+  spec.eps = options.eps.value_or(map.eps);
+  spec.clamp = map.clamp;
   spec.normalize = options.normalize;
   spec.causal = options.causal;
   spec.reverse = options.reverse;

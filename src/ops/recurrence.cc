@@ -7,6 +7,7 @@
 
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
+#include "src/ops/key_exponents.h"
 #include "src/ops/recurrence_parallel.h"
 #include "src/ops/recurrence_pass.h"
 
@@ -51,8 +52,8 @@ struct ForwardBuffers {
   ForwardBuffers(Memory& memory, const RecurrenceSpec& spec, const RecurrenceShape& shape,
                  std::int64_t columns)
       : pass(memory, shape.features, columns),
-        q_map(memory, spec.map, shape.keys, shape.features, false),
-        k_map(memory, spec.map, shape.keys, shape.features, false) {
+        q_map(memory, spec.map, shape.map, MapUse::kForward),
+        k_map(memory, spec.map, shape.map, MapUse::kForward) {
     factor = memory.template take<float>(kChunk);
     den = memory.template take<float>(kChunk);
     z = memory.template take<float>(q_map.pitch());
@@ -68,6 +69,7 @@ struct Forward {
   const RecurrenceShape& shape;
   const RecurrenceInputs& inputs;
   const RecurrenceOutputs& outputs;
+  const KeyExponents& exponents;
   Isa isa;
 
   // Columns [column, column + columns) of a state and of every output that reads it.
@@ -83,51 +85,69 @@ struct Forward {
 
   void run_output(std::int64_t n, std::int64_t state, std::int64_t output, std::int64_t column,
                   std::int64_t columns, bool final, ForwardBuffers& b) const {
-    const Segment segment = shape.segment(n);
+    const Segment segment = shape.segment(n), keys = shape.key_segment(n);
     const std::int64_t key_head = shape.key_of(state), query_head = shape.query_of(output);
     const Rows<const float> q = rows_of(inputs.q, segment, query_head, spec.reverse);
-    const Rows<const float> k = rows_of(inputs.k, segment, key_head, spec.reverse);
-    const Rows<const float> v = rows_of(inputs.v, segment, state, spec.reverse);
+    const Rows<const float> k = rows_of(inputs.k, keys, key_head, spec.reverse);
+    const Rows<const float> v = rows_of(inputs.v, keys, state, spec.reverse);
     const Rows<float> o = rows_of(outputs.o, segment, output, spec.reverse);
     const Fold fold(log_decay_of(spec, state), false);
-    b.q_map.bind(isa, spec.map.q, query_head);
-    b.k_map.bind(isa, key_weights(spec.map), key_head);
+    const StateView& from = inputs.initial_state;
+    const TokenValues scales = exponents.of(keys, state, spec.reverse);
+    b.q_map.bind(isa, spec.map.q, query_head, path_of(from, n, segment.length, false));
+    b.k_map.bind(isa, key_weights(spec.map), key_head,
+                 path_of(from, n, keys.length, false, scales));
     begin(n, state, column, fold, b);
+    float exponent = exponents ? exponents.initial(n, state) : 0;
+    const auto rescale = [&](float to) {
+      if (to == exponent) return;
+      const float factor = power_of_two(exponent - to);
+      b.pass.rescale(factor);
+      for (float* z : {b.z, b.z_residue}) {
+        for (std::int64_t f = 0; f < shape.features; ++f) z[f] *= factor;
+      }
+      exponent = to;
+    };
 
     const std::int64_t length = segment.length;
     const Normalizer normalizer{b.z, b.z_residue, b.den};
     const Normalizer* norm = spec.normalize ? &normalizer : nullptr;
     if (!spec.causal) {
-      for (std::int64_t t = 0; t < length; t += kChunk) {
-        const std::int64_t tokens = std::min(length - t, kChunk);
-        b.pass.pack({}, b.k_map.apply(k.at(t), k.stride, tokens), tokens, nullptr, norm);
+      for (std::int64_t t = 0, tokens = 0; t < keys.length; t += tokens) {
+        tokens = chunk_tokens(t, keys.length, scales);
+        if (scales) rescale(scales[t]);
+        b.pass.pack({}, b.k_map.apply(k, t, tokens), tokens, nullptr, norm);
         b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
       }
     }
     const TileMode mode = spec.causal ? TileMode::kScan : TileMode::kRead;
-    const float scale = static_cast<float>(spec.scale), eps = static_cast<float>(spec.eps);
-    const bool learned = is_learned(spec.map);
+    const float scale = static_cast<float>(spec.scale);
+    const bool elementwise = is_elementwise(spec.map.kind);
     const bool may_stream = is_streamed(
         shape.batch * shape.tokens * shape.output_heads * shape.values, o, column, columns);
     bool packed = false;  // by the run before
-    for (std::int64_t t = 0; t < length; t += kChunk) {
-      const std::int64_t tokens = std::min(length - t, kChunk);
+    for (std::int64_t t = 0, tokens = 0; t < length; t += tokens) {
+      tokens = chunk_tokens(t, length, spec.causal ? scales : TokenValues());
+      if (spec.causal && scales) rescale(scales[t]);
       if (!packed) {
-        const MappedRows read = b.q_map.apply(q.at(t), q.stride, tokens);
+        const MappedRows read = b.q_map.apply(q, t, tokens);
         MappedRows write;
-        if (spec.causal) write = b.k_map.apply(k.at(t), k.stride, tokens);
+        if (spec.causal) write = b.k_map.apply(k, t, tokens);
         b.pass.pack(read, write, tokens, fold.write_or_null(), norm);
         if (spec.causal) b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
       }
       packed = false;
+      const float* own = b.q_map.exponents();
       for (std::int64_t i = 0; i < tokens; ++i) {
-        b.factor[i] = spec.normalize ? scale / (scale * b.den[i] + eps) : scale * fold.read[i];
+        b.factor[i] = !spec.normalize && own == nullptr
+                          ? scale * fold.read[i]
+                          : scale * output_factor(spec, scale * b.den[i],
+                                                  own != nullptr ? own[i] + exponent : 0);
       }
       if (const std::int64_t next = t + kChunk; next < length) {
-        if (spec.causal && !learned && next + kChunk <= length) {
-          packed = b.pass.pack_ahead(b.q_map.apply(q.at(next), q.stride, kChunk),
-                                     b.k_map.apply(k.at(next), k.stride, kChunk),
+        if (spec.causal && elementwise && next + kChunk <= length) {
+          packed = b.pass.pack_ahead(b.q_map.apply(q, next, kChunk), b.k_map.apply(k, next, kChunk),
                                      {v.at(next) + column, v.stride}, length - next,
                                      fold.write_or_null(), norm);
         }
@@ -145,7 +165,9 @@ struct Forward {
       b.pass.run(mode, tokens, b.factor, o.at(t) + column, o.stride, may_stream);
     }
     if (may_stream) finish_streams();
-    if (final) end(n, state, column, b);
+    if (!final || !outputs.final_state.present()) return;
+    if (outputs.final_state.sequences[static_cast<std::size_t>(n)].exponent == nullptr) rescale(0);
+    end(n, state, column, b);
   }
 
   void begin(std::int64_t n, std::int64_t state, std::int64_t column, const Fold& fold,
@@ -172,7 +194,6 @@ struct Forward {
 
   void end(std::int64_t n, std::int64_t state, std::int64_t column, ForwardBuffers& b) const {
     const StateView& to = outputs.final_state;
-    if (!to.present()) return;
     const SequenceState& s = to.sequences[static_cast<std::size_t>(n)];
     const std::int64_t head = state * to.head_stride;
     const StateMemory<float> memory{
@@ -191,7 +212,8 @@ struct Forward {
 void recurrence(Context& context, const RecurrenceSpec& spec, const RecurrenceInputs& inputs,
                 const RecurrenceOutputs& outputs) {
   const RecurrenceShape shape = check_recurrence(spec, inputs);
-  check_rows(spec, outputs.o, "o", shape, shape.output_heads, shape.values, false);
+  check_rows(spec, outputs.o, "o", shape, shape.tokens, shape.output_heads, shape.values, false);
+  check_positions(spec, shape, inputs.initial_state);
   if (spec.form == Form::kParallel) {
     recurrence_parallel(context, spec, shape, inputs, outputs);
     return;
@@ -205,7 +227,9 @@ void recurrence(Context& context, const RecurrenceSpec& spec, const RecurrenceIn
   check_state(spec, shape, inputs.initial_state, "the initial state");
   check_state(spec, shape, outputs.final_state, "the final state");
 
-  const Forward forward{spec, shape, inputs, outputs, context.isa()};
+  KeyExponents exponents;
+  exponents.compute(context, spec, shape, inputs);
+  const Forward forward{spec, shape, inputs, outputs, exponents, context.isa()};
   const std::int64_t states = shape.sequences * shape.value_heads;
   // z is one for all columns: a task that wrote it would take it from the others.
   const ColumnGroups groups(shape.values, states,
@@ -228,7 +252,11 @@ void recurrence(Context& context, const RecurrenceSpec& spec, const RecurrenceIn
       const auto i = static_cast<std::size_t>(n);
       const std::int64_t before =
           inputs.initial_state.present() ? inputs.initial_state.sequences[i].position : 0;
-      outputs.final_state.sequences[i].position = before + shape.segment(n).length;
+      SequenceState& final = outputs.final_state.sequences[i];
+      final.position = before + shape.segment(n).length;
+      for (std::int64_t h = 0; final.exponent != nullptr && h < shape.value_heads; ++h) {
+        final.exponent[h] = exponents ? exponents.final(n, h)[0] : 0;
+      }
     }
   }
 }

@@ -17,6 +17,7 @@ struct RecurrenceSpec {
   FeatureMap map;
   double scale = 1;
   double eps = 0;
+  bool clamp = false;  // the denominator is max(sum, eps), not sum + eps
   bool normalize = false;
   bool causal = true;
   bool reverse = false;

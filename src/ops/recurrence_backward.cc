@@ -6,30 +6,30 @@
 
 namespace ouzel {
 
-WeightSums Backward::weight_sums(std::int64_t group, std::int64_t head, bool key) const {
+double* Backward::weight_sums(std::int64_t group, std::int64_t head, bool key) const {
   const std::int64_t heads = shape_.query_heads + shape_.key_heads;
   const std::int64_t slot = group * heads + (key ? shape_.query_heads : 0) + head;
-  const std::int64_t size = WeightSums::size(shape_.features, shape_.keys);
-  return {sums_.as<double>() + slot * size, shape_.features, shape_.keys};
+  return sums_.as<double>() + slot * weight_sums_size(shape_.map);
 }
 
 void Backward::add_weight_grads(const FeatureMapWeightGrads& grads, bool from_q, bool from_k) {
-  const auto add = [&](const Tensor& d, double* WeightSums::*member, bool is_bias) {
-    if (!d.present()) return;
-    const std::int64_t columns = is_bias ? 1 : shape_.keys;
-    const bool per_head = d.rank == (is_bias ? 2 : 3);
-    const std::int64_t heads = per_head ? d.extent[0] : 1;
-    context_.impl().run(heads * shape_.features, [&](std::int64_t task, Scratch&) {
-      const std::int64_t head = task / shape_.features, f = task % shape_.features;
+  std::int64_t begin = 0;  // of the parameter's sums
+  for (const MapParameter& p : map_parameters(shape_.map)) {
+    const std::int64_t columns = p.columns != 0 ? p.columns : 1;
+    const Tensor& d = grads.*p.gradient;
+    const bool per_head = p.per_head && d.rank == (p.columns != 0 ? 3 : 2);
+    const std::int64_t heads = !d.present() ? 0 : per_head ? d.extent[0] : 1;
+    context_.impl().run(heads * p.rows, [&](std::int64_t task, Scratch&) {
+      const std::int64_t head = task / p.rows, r = task % p.rows;
       const auto last = static_cast<std::size_t>(d.rank - 1);
       float* row = static_cast<float*>(d.data) + (per_head ? head * d.stride[0] : 0) +
-                   f * d.stride[is_bias ? last : last - 1];
+                   r * d.stride[p.columns != 0 ? last - 1 : last];
       for (std::int64_t i = 0; i < columns; ++i) {
         double sum = 0;
         for (std::int64_t g = 0; g < sequence_groups_; ++g) {
           const auto side = [&](bool key, std::int64_t count) {
             for (std::int64_t h = per_head ? head : 0; h < (per_head ? head + 1 : count); ++h) {
-              sum += (weight_sums(g, h, key).*member)[f * columns + i];
+              sum += weight_sums(g, h, key)[begin + r * columns + i];
             }
           };
           if (from_q) side(false, shape_.query_heads);
@@ -38,16 +38,14 @@ void Backward::add_weight_grads(const FeatureMapWeightGrads& grads, bool from_q,
         row[i] = static_cast<float>(static_cast<double>(row[i]) + sum);
       }
     });
-  };
-  add(grads.w1, &WeightSums::w1, false);
-  add(grads.w2, &WeightSums::w2, false);
-  add(grads.b1, &WeightSums::b1, true);
-  add(grads.b2, &WeightSums::b2, true);
+    begin += p.size();
+  }
 }
 
 void Backward::run() {
   Context::Impl& impl = context_.impl();
-  if (spec_.normalize) {
+  exponents_.compute(context_, spec_, shape_, in_);
+  if (factors_) {
     per_token_ =
         Buffer(static_cast<std::size_t>(2 * shape_.batch * shape_.output_heads * shape_.tokens) *
                sizeof(float));
@@ -55,16 +53,16 @@ void Backward::run() {
   if (map_grads_ != nullptr) {
     sums_ = Buffer::zeros(
         static_cast<std::size_t>(sequence_groups_ * (shape_.query_heads + shape_.key_heads) *
-                                 WeightSums::size(shape_.features, shape_.keys)) *
+                                 weight_sums_size(shape_.map)) *
         sizeof(double));
   }
   const bool state_grads = out_.initial_state.present();
   const bool maps = map_grads_ != nullptr;
-  const bool queries = out_.q.present() || spec_.normalize || maps;
+  const bool queries = out_.q.present() || factors_ || maps;
   const bool keys = out_.k.present() || maps || (spec_.normalize && state_grads);
   const bool values = out_.v.present() || state_grads;
-  // The adjoints of the normaliser and of a learned map need whole rows.
-  const bool split = !spec_.normalize && !is_learned(spec_.map);
+  // The adjoints of the normaliser and of most maps need whole rows.
+  const bool split = !spec_.normalize && is_elementwise(spec_.map.kind);
   const std::int64_t groups = sequence_groups_;
   const ColumnGroups query_columns(shape_.features, groups * shape_.query_heads, split);
   const ColumnGroups key_columns(shape_.features, groups * shape_.key_heads, split);
@@ -83,22 +81,22 @@ void Backward::run() {
     const std::int64_t c = task % query_columns.count();
     const std::int64_t head = task / query_columns.count() % shape_.query_heads;
     const std::int64_t group = task / query_columns.count() / shape_.query_heads;
-    const WeightSums sums = maps ? weight_sums(group, head, false) : WeightSums();
+    double* sums = maps ? weight_sums(group, head, false) : nullptr;
     BackwardBuffers b(scratch, spec_, shape_, shape_.values, query_columns.size(c));
     for (std::int64_t n = group * shape_.sequences / groups;
          n < (group + 1) * shape_.sequences / groups; ++n) {
-      query_pass(n, head, query_columns.begin(c), query_columns.size(c), maps ? &sums : nullptr, b);
+      query_pass(n, head, query_columns.begin(c), query_columns.size(c), sums, b);
     }
   };
   const auto key_task = [&](std::int64_t task, Scratch& scratch) {
     const std::int64_t c = task % key_columns.count();
     const std::int64_t head = task / key_columns.count() % shape_.key_heads;
     const std::int64_t group = task / key_columns.count() / shape_.key_heads;
-    const WeightSums sums = maps ? weight_sums(group, head, true) : WeightSums();
+    double* sums = maps ? weight_sums(group, head, true) : nullptr;
     BackwardBuffers b(scratch, spec_, shape_, shape_.values, key_columns.size(c));
     for (std::int64_t n = group * shape_.sequences / groups;
          n < (group + 1) * shape_.sequences / groups; ++n) {
-      key_pass(n, head, key_columns.begin(c), key_columns.size(c), maps ? &sums : nullptr, b);
+      key_pass(n, head, key_columns.begin(c), key_columns.size(c), sums, b);
     }
   };
   const auto value_task = [&](std::int64_t task, Scratch& scratch) {
@@ -115,13 +113,19 @@ void Backward::run() {
     for (const Tensor* x : {&out_.q, &out_.k, &out_.v}) zero_gaps(shape_, task, *x);
   };
   const std::int64_t rest = key_tasks + value_tasks + gap_tasks(shape_);
-  if (spec_.normalize) {  // the other passes wait for r and d(den)
+  if (factors_) {  // the other passes wait for r and d(den)
     impl.run(query_tasks, query_task);
     impl.run(rest, rest_task);
   } else {
     impl.run(query_tasks + rest, [&](std::int64_t task, Scratch& scratch) {
       task < query_tasks ? query_task(task, scratch) : rest_task(task - query_tasks, scratch);
     });
+  }
+  for (std::int64_t n = 0; state_grads && n < shape_.sequences; ++n) {
+    float* exponent = out_.initial_state.sequences[static_cast<std::size_t>(n)].exponent;
+    for (std::int64_t h = 0; exponent != nullptr && h < shape_.value_heads; ++h) {
+      exponent[h] = -first_exponent(n, h);
+    }
   }
   if (maps) {
     const bool tied = !spec_.map.k.w1.present();
@@ -138,12 +142,15 @@ void recurrence_backward(Context& context, const RecurrenceSpec& spec,
   check_state(spec, shape, inputs.initial_state, "the initial state");
   check_state(spec, shape, output_grads.final_state, "the gradient of the final state");
   check_state(spec, shape, input_grads.initial_state, "the gradient of the initial state");
-  check_rows(spec, output_grads.o, "the gradient of o", shape, shape.output_heads, shape.values,
-             false);
-  check_rows(spec, input_grads.q, "the gradient of q", shape, shape.query_heads, shape.keys, true);
-  check_rows(spec, input_grads.k, "the gradient of k", shape, shape.key_heads, shape.keys, true);
-  check_rows(spec, input_grads.v, "the gradient of v", shape, shape.value_heads, shape.values,
-             true);
+  check_rows(spec, output_grads.o, "the gradient of o", shape, shape.tokens, shape.output_heads,
+             shape.values, false);
+  check_rows(spec, input_grads.q, "the gradient of q", shape, shape.tokens, shape.query_heads,
+             shape.keys, true);
+  check_rows(spec, input_grads.k, "the gradient of k", shape, shape.key_tokens, shape.key_heads,
+             shape.keys, true);
+  check_rows(spec, input_grads.v, "the gradient of v", shape, shape.key_tokens, shape.value_heads,
+             shape.values, true);
+  check_positions(spec, shape, inputs.initial_state);
   if (map_grads != nullptr) check_feature_map_grads(spec.law->name, spec.map, *map_grads);
   Backward(context, spec, shape, inputs, output_grads, input_grads, map_grads).run();
 }

@@ -12,6 +12,10 @@
 // and d(den)_t = -r_t u_t . (S_t r_t do_t) reaches phi(q) through z_t and phi(k) through a running
 // sum of d(den)_t u_t. The first pass leaves r and d(den), two numbers a token and head, to the
 // others.
+//
+// With a running maximum (key_exponents.h) S_t, z_t and phi(k_t) are multiples of 2^c_t, hence G_t
+// of 2^-c_t, and phi(q_t) of a power of its own; r_t makes up for all. The gradient of an exponent
+// e, phi = exp(e), is phi dphi in any multiple.
 #include "src/ops/recurrence_backward.h"
 
 namespace ouzel {
@@ -37,15 +41,68 @@ std::int64_t count_of(const Tensor& x) {
 
 }  // namespace
 
+void Backward::rescale(float factor, BackwardBuffers& b) const {
+  b.pass.rescale(factor);
+  for (float* z : {b.z, b.z_residue}) {
+    for (std::int64_t f = 0; f < shape_.features; ++f) z[f] *= factor;
+  }
+}
+
+TokenValues Backward::exponents_back_in_time(std::int64_t n, std::int64_t state) const {
+  if (!exponents_ || !spec_.causal) return exponents_ ? exponents_.final(n, state) : TokenValues();
+  return exponents_.of(shape_.key_segment(n), state, !spec_.reverse);
+}
+
+float Backward::first_exponent(std::int64_t n, std::int64_t state) const {
+  const Segment keys = shape_.key_segment(n);
+  if (!exponents_ || !spec_.causal || keys.length == 0) return last_exponent(n, state);
+  return exponents_.of(keys, state, spec_.reverse)[0];
+}
+
+float Backward::final_grad_factor(std::int64_t n, std::int64_t state) const {
+  const float* own = up_.final_state.sequences[static_cast<std::size_t>(n)].exponent;
+  return power_of_two(last_exponent(n, state) + (own != nullptr ? own[state] : 0));
+}
+
+MappedRows Backward::values_of(const Rows<const float>& v, std::int64_t t, std::int64_t tokens,
+                               const float* first, BackwardBuffers& b) const {
+  if (!relative_) return {v.at(t), v.stride};
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    for (std::int64_t j = 0; j < shape_.values; ++j) b.values[i * b.value_pitch + j] = -first[j];
+  }
+  MapAdjointArgs add;
+  add.tokens = tokens;
+  add.size = shape_.values;
+  add.x = add.dy = v.at(t);
+  add.x_stride = add.dy_stride = v.stride;
+  add.dx = b.values;
+  add.dx_stride = b.value_pitch;
+  add.add = true;
+  map_adjoint(isa_, add);
+  return {b.values, b.value_pitch};
+}
+
 // d(den) of a chunk of the first pass, and what it adds to the gradient of phi(q); scale S_t r_t
 // do_t is in b.gradient already.
+//
+// Values a token stand for w (v - a) / (w + eps) + a w / (w + eps): with a the first value of the
+// sequence, what v and o have in common leaves the gradients of q and k before it is rounded.
+// (Of the first token itself only eps is left.) The second term gives eps r_t^2 do_t . a.
 void Backward::normalizer_adjoint(std::int64_t tokens, const TokenValues& inverse,
                                   const TokenValues& denominator_grad, std::int64_t t,
-                                  BackwardBuffers& b) {
+                                  const float* own, float exponent, BackwardBuffers& b) {
   const std::int64_t pitch = b.q_map.pitch();
   row_dots(isa_, tokens, pitch, b.q_rows, pitch, b.gradient, pitch, b.den);
   for (std::int64_t i = 0; i < tokens; ++i) {
-    const float dd = -b.den[i] * inverse[t + i];
+    const float r = inverse[t + i];
+    const float eps = output_eps(spec_, own != nullptr ? own[i] + exponent : 0);
+    float dd = -b.den[i] * r;
+    float common = spec_.clamp ? 0 : r * (r * eps);
+    if (spec_.clamp && r == 1 / eps) {  // the denominator is a constant
+      dd = 0;
+      common = r;
+    }
+    if (common != 0) dd += common * b.value_dots[i];
     denominator_grad[t + i] = dd;
     b.denominator_grad[i] = scale_ * dd;
   }
@@ -53,26 +110,28 @@ void Backward::normalizer_adjoint(std::int64_t tokens, const TokenValues& invers
 }
 
 void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t column,
-                          std::int64_t columns, const WeightSums* sums, BackwardBuffers& b) {
-  const Segment segment = shape_.segment(n);
+                          std::int64_t columns, double* sums, BackwardBuffers& b) {
+  const Segment segment = shape_.segment(n), keys = shape_.key_segment(n);
   const std::int64_t length = segment.length, pitch = b.q_map.pitch();
   const bool backwards = spec_.reverse;
   const Rows<const float> q = rows_of(in_.q, segment, query_head, backwards);
   const Rows<float> dq = rows_of(out_.q, segment, query_head, backwards);
   const bool stream = plain_ && dq && is_streamed(count_of(out_.q), dq, column, columns);
-  b.q_map.bind(isa_, spec_.map.q, query_head);
+  b.q_map.bind(isa_, spec_.map.q, query_head, path_of(in_.initial_state, n, length, false));
   std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
   const std::int64_t per_query = shape_.outputs_per_query();
   for (std::int64_t r = 0; r < per_query; ++r) {
     const std::int64_t output = query_head * per_query + r;
     const std::int64_t state = shape_.state_of(output), key_head = shape_.key_of(state);
-    const Rows<const float> k = rows_of(in_.k, segment, key_head, backwards);
-    const Rows<const float> v = rows_of(in_.v, segment, state, backwards);
+    const Rows<const float> k = rows_of(in_.k, keys, key_head, backwards);
+    const Rows<const float> v = rows_of(in_.v, keys, state, backwards);
     const Rows<const float> dout = rows_of(up_.o, segment, output, backwards);
     const TokenValues inverse = token_values(0, segment, output, backwards);
     const TokenValues denominator_grad = token_values(1, segment, output, backwards);
     const Fold fold(log_decay_of(spec_, state), false);
-    b.k_map.bind(isa_, key_weights(spec_.map), key_head);
+    const TokenValues scales = exponents_.of(keys, state, backwards);
+    b.k_map.bind(isa_, key_weights(spec_.map), key_head,
+                 path_of(in_.initial_state, n, keys.length, false, scales));
 
     StateMemory<const float> initial = memory_of<const float>(in_.initial_state, n, state, true);
     std::fill(b.z, b.z + pitch, 0.0f);
@@ -90,6 +149,11 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
       }
     }
     b.pass.begin(isa_, &fold, initial.at_column(column), position);
+    float exponent = exponents_ ? exponents_.initial(n, state) : 0;
+    const auto rescale_to = [&](float to) {
+      if (to != exponent) rescale(power_of_two(exponent - to), b);
+      exponent = to;
+    };
 
     NormalizerArgs norm;
     norm.blocks = pitch / kKeyBlock;
@@ -101,18 +165,19 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
     norm.den = b.den;
     const auto pack_values = [&](std::int64_t t, std::int64_t tokens) {
       if (spec_.normalize) {
-        b.k_map.dense(k.at(t), k.stride, tokens, b.k_rows);
+        b.k_map.dense(k, t, tokens, b.k_rows);
         b.pass.pack_values({b.k_rows + column, pitch}, tokens);
       } else {
-        MappedRows rows = b.k_map.apply(k.at(t), k.stride, tokens);
+        MappedRows rows = b.k_map.apply(k, t, tokens);
         rows.rows += column;
         b.pass.pack_values(rows, tokens);
       }
     };
     if (!spec_.causal) {
-      for (std::int64_t t = 0; t < length; t += kChunk) {
-        const std::int64_t tokens = std::min(length - t, kChunk);
-        b.pass.pack({}, {v.at(t), v.stride}, tokens, nullptr);
+      for (std::int64_t t = 0, tokens = 0; t < keys.length; t += tokens) {
+        tokens = chunk_tokens(t, keys.length, scales);
+        if (scales) rescale_to(scales[t]);
+        b.pass.pack({}, values_of(v, t, tokens, v.first, b), tokens, nullptr);
         pack_values(t, tokens);
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
         if (spec_.normalize) {
@@ -125,10 +190,12 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
     }
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
     bool packed = false;  // by the run before
-    for (std::int64_t t = 0; t < length; t += kChunk) {
-      const std::int64_t tokens = std::min(length - t, kChunk);
-      const MappedRows write = spec_.causal ? MappedRows{v.at(t), v.stride} : MappedRows{};
+    for (std::int64_t t = 0, tokens = 0; t < length; t += tokens) {
+      tokens = chunk_tokens(t, length, spec_.causal ? scales : TokenValues());
+      if (spec_.causal && scales) rescale_to(scales[t]);
       if (!packed) {
+        MappedRows write;
+        if (spec_.causal) write = values_of(v, t, tokens, v.first, b);
         b.pass.pack({dout.at(t), dout.stride}, write, tokens, fold.write_or_null());
         if (spec_.causal) pack_values(t, tokens);
       }
@@ -144,17 +211,18 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
         b.pass.prefetch(q.at(next) + column, q.stride, columns);
       }
       for (std::int64_t i = 0; i < tokens; ++i) b.read_factor[i] = scale_ * fold.read[i];
+      const float* own = exponents_ ? b.q_map.own_exponents(q, t, tokens) : nullptr;
       if (spec_.normalize) {
-        b.q_map.dense(q.at(t), q.stride, tokens, b.q_rows);
+        b.q_map.dense(q, t, tokens, b.q_rows);
         norm.mode = mode;
         norm.tokens = tokens;
         norm.z_rows = b.z_rows;
         normalizer_scan(isa_, norm);
-        const float eps = static_cast<float>(spec_.eps);
-        for (std::int64_t i = 0; i < tokens; ++i) {
-          inverse[t + i] = 1 / (scale_ * b.den[i] + eps);
-          b.read_factor[i] *= inverse[t + i];
-        }
+      }
+      for (std::int64_t i = 0; factors_ && i < tokens; ++i) {
+        inverse[t + i] =
+            output_factor(spec_, scale_ * b.den[i], own != nullptr ? own[i] + exponent : 0);
+        b.read_factor[i] *= inverse[t + i];
       }
       if (dq && !stream && next < length) b.pass.prefetch(dq.at(next) + column, dq.stride, columns);
       if (dq && r == 0 && plain_) {
@@ -163,24 +231,28 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
       }
       b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
       if (spec_.normalize) {
-        normalizer_adjoint(tokens, inverse, denominator_grad, t, b);
+        std::fill(b.value_dots, b.value_dots + tokens, 0.0f);
+        if (relative_ && v) {
+          matrix_vector(isa_, tokens, shape_.values, dout.at(t), dout.stride, v.first, nullptr,
+                        b.value_dots);
+        }
+        normalizer_adjoint(tokens, inverse, denominator_grad, t, own, exponent, b);
       }
-      b.q_map.adjoint(q.at(t), q.stride, tokens, b.gradient, dq ? dq.at(t) : nullptr, dq.stride,
-                      r > 0, column, columns, sums);
+      b.q_map.adjoint(q, t, tokens, b.gradient, dq, r > 0, column, columns, sums);
     }
   }
   if (stream) finish_streams();
 }
 
 void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t column,
-                        std::int64_t columns, const WeightSums* sums, BackwardBuffers& b) {
-  const Segment segment = shape_.segment(n);
-  const std::int64_t length = segment.length, pitch = b.q_map.pitch();
+                        std::int64_t columns, double* sums, BackwardBuffers& b) {
+  const Segment segment = shape_.segment(n), keys = shape_.key_segment(n);
+  const std::int64_t length = keys.length, pitch = b.q_map.pitch();
   const bool backwards = !spec_.reverse;
-  const Rows<const float> k = rows_of(in_.k, segment, key_head, backwards);
-  const Rows<float> dk = rows_of(out_.k, segment, key_head, backwards);
+  const Rows<const float> k = rows_of(in_.k, keys, key_head, backwards);
+  const Rows<float> dk = rows_of(out_.k, keys, key_head, backwards);
   const bool stream = plain_ && dk && is_streamed(count_of(out_.k), dk, column, columns);
-  b.k_map.bind(isa_, key_weights(spec_.map), key_head);
+  b.k_map.bind(isa_, key_weights(spec_.map), key_head, {});
   std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
   const std::int64_t per_state = shape_.outputs_per_state();
   const std::int64_t per_key = shape_.states_per_key() * per_state;
@@ -189,12 +261,16 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
     const std::int64_t state = shape_.state_of(output), query_head = shape_.query_of(output);
     const bool first = r % per_state == 0;  // of this state's outputs: the final state's gradient
     const Rows<const float> q = rows_of(in_.q, segment, query_head, backwards);
-    const Rows<const float> v = rows_of(in_.v, segment, state, backwards);
+    const Rows<const float> v = rows_of(in_.v, keys, state, backwards);
     const Rows<const float> dout = rows_of(up_.o, segment, output, backwards);
     const TokenValues inverse = token_values(0, segment, output, backwards);
     const TokenValues denominator_grad = token_values(1, segment, output, backwards);
     const Fold fold(log_decay_of(spec_, state), true);
-    b.q_map.bind(isa_, spec_.map.q, query_head);
+    const TokenValues scales = exponents_back_in_time(n, state);
+    float exponent = last_exponent(n, state);
+    b.q_map.bind(isa_, spec_.map.q, query_head,
+                 path_of(in_.initial_state, n, segment.length, true));
+    b.k_map.follow(path_of(in_.initial_state, n, length, true, scales));
 
     StateMemory<const float> final;
     std::fill(b.z, b.z + pitch, 0.0f);
@@ -207,6 +283,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
       }
     }
     b.pass.begin(isa_, &fold, final.at_column(column), 0);
+    if (exponents_ && final.s != nullptr) rescale(final_grad_factor(n, state), b);
 
     VectorScanArgs scan;
     scan.blocks = pitch / kKeyBlock;
@@ -217,28 +294,26 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
     scan.b = fold.read;
     scan.sum = b.z;
     scan.sum_residue = b.z_residue;
-    const bool plain_factor = !spec_.normalize && write_scale_ == 1 && fold.log_decay == 0;
+    const bool plain_factor = !factors_ && write_scale_ == 1 && fold.log_decay == 0;
     const auto pack = [&](std::int64_t t, std::int64_t tokens, const MappedRows& read) {
       for (std::int64_t i = 0; i < tokens; ++i) {
         b.write_factor[i] = write_scale_ * fold.write[i];
-        if (spec_.normalize) {
-          b.write_factor[i] *= inverse[t + i];
-          b.denominator_grad[i] = scale_ * denominator_grad[t + i];
-        }
+        if (factors_) b.write_factor[i] *= inverse[t + i];
+        if (spec_.normalize) b.denominator_grad[i] = scale_ * denominator_grad[t + i];
       }
       b.pass.pack(read, {dout.at(t), dout.stride}, tokens, plain_factor ? nullptr : b.write_factor);
       if (spec_.normalize) {
-        b.q_map.dense(q.at(t), q.stride, tokens, b.q_rows);
+        b.q_map.dense(q, t, tokens, b.q_rows);
         b.pass.pack_values({b.q_rows + column, pitch}, tokens);
       } else {
-        MappedRows rows = b.q_map.apply(q.at(t), q.stride, tokens);
+        MappedRows rows = b.q_map.apply(q, t, tokens);
         rows.rows += column;
         b.pass.pack_values(rows, tokens);
       }
     };
     if (!spec_.causal) {
-      for (std::int64_t t = 0; t < length; t += kChunk) {
-        const std::int64_t tokens = std::min(length - t, kChunk);
+      for (std::int64_t t = 0; t < segment.length; t += kChunk) {
+        const std::int64_t tokens = std::min(segment.length - t, kChunk);
         pack(t, tokens, {});
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
         if (spec_.normalize) {
@@ -251,10 +326,14 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
     for (std::int64_t i = 0; i < kChunk; ++i) b.read_factor[i] = read_scale_ * fold.read[i];
     bool packed = false;  // by the run before
-    for (std::int64_t t = 0; t < length; t += kChunk) {
-      const std::int64_t tokens = std::min(length - t, kChunk);
-      const MappedRows read{v.at(t), v.stride};
+    for (std::int64_t t = 0, tokens = 0; t < length; t += tokens) {
+      tokens = chunk_tokens(t, length, scales);
+      if (scales && scales[t] != exponent) {
+        rescale(power_of_two(scales[t] - exponent), b);
+        exponent = scales[t];
+      }
       if (!packed) {
+        const MappedRows read = values_of(v, t, tokens, v.at(length - 1), b);
         spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
       }
       const std::int64_t next = t + kChunk;
@@ -279,11 +358,13 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
         scan.tokens = tokens;
         vector_scan(isa_, scan);
       }
-      b.k_map.adjoint(k.at(t), k.stride, tokens, b.gradient, dk ? dk.at(t) : nullptr, dk.stride,
-                      r > 0, column, columns, sums);
+      b.k_map.adjoint(k, t, tokens, b.gradient, dk, r > 0, column, columns, sums);
     }
     if (spec_.normalize && out_.initial_state.present()) {
       const StateView& to = out_.initial_state;
+      if (to.sequences[static_cast<std::size_t>(n)].exponent == nullptr && exponent != 0) {
+        rescale(power_of_two(-exponent), b);
+      }
       float* dz = to.sequences[static_cast<std::size_t>(n)].z + state * to.z_head_stride;
       for (std::int64_t i = 0; i < shape_.features; ++i) {
         dz[i] = first ? b.z[i] : dz[i] + b.z[i];
@@ -295,15 +376,17 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
 
 void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t column,
                           std::int64_t columns, BackwardBuffers& b) {
-  const Segment segment = shape_.segment(n);
-  const std::int64_t length = segment.length, pitch = padded(columns, kSlab);
+  const Segment segment = shape_.segment(n), keys = shape_.key_segment(n);
+  const std::int64_t length = keys.length, pitch = padded(columns, kSlab);
   const bool backwards = !spec_.reverse;
   const std::int64_t key_head = shape_.key_of(state);
-  const Rows<const float> k = rows_of(in_.k, segment, key_head, backwards);
-  const Rows<float> dv = rows_of(out_.v, segment, state, backwards);
+  const Rows<const float> k = rows_of(in_.k, keys, key_head, backwards);
+  const Rows<float> dv = rows_of(out_.v, keys, state, backwards);
   const bool stream = dv && is_streamed(count_of(out_.v), dv, column, columns);
   const Fold fold(log_decay_of(spec_, state), true);
-  b.k_map.bind(isa_, key_weights(spec_.map), key_head);
+  const TokenValues scales = exponents_back_in_time(n, state);
+  b.k_map.bind(isa_, key_weights(spec_.map), key_head,
+               path_of(in_.initial_state, n, length, true, scales));
   std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
   const std::int64_t per_state = shape_.outputs_per_state();
   for (std::int64_t r = 0; r < per_state; ++r) {
@@ -311,24 +394,35 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
     const Rows<const float> q = rows_of(in_.q, segment, query_head, backwards);
     const Rows<const float> dout = rows_of(up_.o, segment, output, backwards);
     const TokenValues inverse = token_values(0, segment, output, backwards);
-    b.q_map.bind(isa_, spec_.map.q, query_head);
+    b.q_map.bind(isa_, spec_.map.q, query_head,
+                 path_of(in_.initial_state, n, segment.length, true));
+    float exponent = last_exponent(n, state);
     StateMemory<const float> final;
     if (r == 0) final = memory_of<const float>(up_.final_state, n, state, false);
     b.pass.begin(isa_, &fold, final.at_column(column), 0);
+    if (exponents_ && final.s != nullptr) {
+      b.pass.rescale(final_grad_factor(n, state));
+    }
+    const auto rescale_to = [&](float to) {
+      if (to != exponent) b.pass.rescale(power_of_two(to - exponent));
+      exponent = to;
+    };
 
-    const bool plain_factor = !spec_.normalize && write_scale_ == 1 && fold.log_decay == 0;
+    const bool plain_factor = !factors_ && write_scale_ == 1 && fold.log_decay == 0;
     const auto pack = [&](std::int64_t t, std::int64_t tokens, const MappedRows& read) {
       for (std::int64_t i = 0; i < tokens; ++i) {
         b.write_factor[i] = write_scale_ * fold.write[i];
-        if (spec_.normalize) b.write_factor[i] *= inverse[t + i];
+        if (factors_) b.write_factor[i] *= inverse[t + i];
       }
-      b.pass.pack(read, b.q_map.apply(q.at(t), q.stride, tokens), tokens,
+      b.pass.pack(read, b.q_map.apply(q, t, tokens), tokens,
                   plain_factor ? nullptr : b.write_factor);
       b.pass.pack_values({dout.at(t) + column, dout.stride}, tokens);
     };
     if (!spec_.causal || !dv) {
-      for (std::int64_t t = 0; t < length; t += kChunk) {
-        const std::int64_t tokens = std::min(length - t, kChunk);
+      const TokenValues queries = spec_.causal ? scales : TokenValues();
+      for (std::int64_t t = 0, tokens = 0; t < segment.length; t += tokens) {
+        tokens = chunk_tokens(t, segment.length, queries);
+        if (queries) rescale_to(queries[t]);
         pack(t, tokens, {});
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
       }
@@ -336,10 +430,11 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
     for (std::int64_t i = 0; i < kChunk; ++i) b.read_factor[i] = read_scale_ * fold.read[i];
     bool packed = false;  // by the run before
-    for (std::int64_t t = 0; t < length && dv; t += kChunk) {
-      const std::int64_t tokens = std::min(length - t, kChunk);
+    for (std::int64_t t = 0, tokens = 0; t < length && dv; t += tokens) {
+      tokens = chunk_tokens(t, length, scales);
+      if (scales) rescale_to(scales[t]);
       if (!packed) {
-        const MappedRows read = b.k_map.apply(k.at(t), k.stride, tokens);
+        const MappedRows read = b.k_map.apply(k, t, tokens);
         spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
       }
       const std::int64_t next = t + kChunk;
@@ -370,7 +465,10 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
       add.add = true;
       map_adjoint(isa_, add);
     }
-    b.pass.end(memory_of<float>(out_.initial_state, n, state, false).at_column(column), r > 0);
+    if (const StateView& to = out_.initial_state; to.present()) {
+      if (to.sequences[static_cast<std::size_t>(n)].exponent == nullptr) rescale_to(0);
+      b.pass.end(memory_of<float>(to, n, state, false).at_column(column), r > 0);
+    }
   }
   if (stream) finish_streams();
 }

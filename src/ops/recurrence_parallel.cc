@@ -10,26 +10,40 @@
 
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
+#include "src/ops/key_exponents.h"
 #include "src/ops/recurrence_pass.h"
 
 namespace ouzel {
 namespace {
 
+// Polynomial kernels are taken of the scores q.k: as sums of features they would cancel where the
+// score is small beside |q| |k|.
+bool has_closed_form(FeatureMapKind kind) {
+  return kind == FeatureMapKind::kTaylor1 || kind == FeatureMapKind::kTaylor2 ||
+         kind == FeatureMapKind::kTaylor2Symmetric || kind == FeatureMapKind::kRebased;
+}
+float closed_form(FeatureMapKind kind, float x) {
+  if (kind == FeatureMapKind::kRebased) return x * x;
+  return kind == FeatureMapKind::kTaylor1 ? 1 + x : 1 + x + 0.5f * x * x;
+}
+
 struct Buffers {
   template <class Memory>
   Buffers(Memory& memory, const RecurrenceSpec& spec, const RecurrenceShape& shape)
-      : q_map(memory, spec.map, shape.keys, shape.features, false),
-        k_map(memory, spec.map, shape.keys, shape.features, false),
+      : q_map(memory, spec.map, shape.map, MapUse::kForward),
+        k_map(memory, spec.map, shape.map, MapUse::kForward),
+        depth(has_closed_form(spec.map.kind) ? shape.keys : shape.features),
+        pitch(padded(depth, kSlab)),
         value_pitch(padded(shape.values, kSlab)) {
-    q = memory.template take<float>(kChunk * q_map.pitch());
-    k = memory.template take<float>(kChunk * q_map.pitch());
-    k_columns = memory.template take<float>(shape.features * kChunk);
+    q = memory.template take<float>(kChunk * pitch);
+    k = memory.template take<float>(kChunk * pitch);
+    k_columns = memory.template take<float>(depth * kChunk);
     w = memory.template take<float>(kChunk * kChunk);
     v = memory.template take<float>(kChunk * value_pitch);
     o = memory.template take<float>(kChunk * value_pitch);
   }
   HeadMap q_map, k_map;
-  std::int64_t value_pitch;
+  std::int64_t depth, pitch, value_pitch;
   float *q, *k, *k_columns, *w, *v, *o;
 };
 
@@ -38,6 +52,7 @@ struct Parallel {
   const RecurrenceShape& shape;
   const RecurrenceInputs& inputs;
   const RecurrenceOutputs& outputs;
+  const KeyExponents& exponents;
   Isa isa;
 
   void run(std::int64_t n, std::int64_t output, Scratch& scratch) const {
@@ -45,39 +60,65 @@ struct Parallel {
     const Segment segment = shape.segment(n);
     const std::int64_t state = shape.state_of(output);
     const std::int64_t key_head = shape.key_of(state), query_head = shape.query_of(output);
-    b.q_map.bind(isa, spec.map.q, query_head);
-    b.k_map.bind(isa, key_weights(spec.map), key_head);
+    const Segment keys = shape.key_segment(n);
+    b.q_map.bind(isa, spec.map.q, query_head, path_of({}, n, segment.length, false));
+    b.k_map.bind(isa, key_weights(spec.map), key_head,
+                 path_of({}, n, keys.length, false, exponents.of(keys, state, spec.reverse)));
     for (std::int64_t t = 0; t < segment.length; t += kChunk) {
-      run_rows(segment, output, t, std::min(segment.length - t, kChunk), b);
+      run_rows(n, output, t, std::min(segment.length - t, kChunk), b);
     }
   }
 
-  void run_rows(const Segment& segment, std::int64_t output, std::int64_t t, std::int64_t rows,
+  // Features, or numbers that a closed form is taken of.
+  void dense(HeadMap& map, const Rows<const float>& x, std::int64_t t, std::int64_t tokens,
+             std::int64_t pitch, float* out) const {
+    if (!has_closed_form(spec.map.kind)) return map.dense(x, t, tokens, out);
+    copy_rows(x.at(t), x.stride, tokens, shape.keys, out, pitch);
+  }
+  void copy_rows(const float* rows, std::int64_t stride, std::int64_t tokens, std::int64_t size,
+                 float* out, std::int64_t pitch) const {
+    PackArgs pack;
+    pack.rows = rows;
+    pack.stride = stride;
+    pack.tokens = tokens;
+    pack.size = size;
+    pack.out = out;
+    pack.token_pitch = pitch;
+    pack_dense(isa, pack);
+  }
+
+  void run_rows(std::int64_t n, std::int64_t output, std::int64_t t, std::int64_t rows,
                 Buffers& b) const {
+    const Segment segment = shape.segment(n), keys = shape.key_segment(n);
     const std::int64_t state = shape.state_of(output);
     const Rows<const float> q = rows_of(inputs.q, segment, shape.query_of(output), spec.reverse);
-    const Rows<const float> k = rows_of(inputs.k, segment, shape.key_of(state), spec.reverse);
-    const Rows<const float> v = rows_of(inputs.v, segment, state, spec.reverse);
+    const Rows<const float> k = rows_of(inputs.k, keys, shape.key_of(state), spec.reverse);
+    const Rows<const float> v = rows_of(inputs.v, keys, state, spec.reverse);
     const Rows<float> o = rows_of(outputs.o, segment, output, spec.reverse);
     const double log_decay = log_decay_of(spec, state);
-    b.q_map.dense(q.at(t), q.stride, rows, b.q);
+    // Weights are multiples of 2^(own_i + last_i).
+    const TokenValues scales = exponents.of(keys, state, spec.reverse);
+    const TokenValues last = spec.causal || !scales ? scales : exponents.final(n, state);
+    dense(b.q_map, q, t, rows, b.pitch, b.q);
+    const double kernel_scale =
+        spec.map.options.kernel_scale.value_or(1 / std::sqrt(static_cast<double>(shape.keys)));
     std::fill(b.o, b.o + kChunk * b.value_pitch, 0.0f);
     double sums[kChunk] = {};
-    const std::int64_t end = spec.causal ? t + rows : segment.length;
+    const std::int64_t end = spec.causal ? t + rows : keys.length;
     for (std::int64_t s = 0; s < end; s += kChunk) {
       const std::int64_t columns = std::min(end - s, kChunk);
-      b.k_map.dense(k.at(s), k.stride, columns, b.k);
-      for (std::int64_t f = 0; f < shape.features; ++f) {
+      dense(b.k_map, k, s, columns, b.pitch, b.k);
+      for (std::int64_t f = 0; f < b.depth; ++f) {
         for (std::int64_t j = 0; j < kChunk; ++j) {
-          b.k_columns[f * kChunk + j] = j < columns ? b.k[j * b.k_map.pitch() + f] : 0.0f;
+          b.k_columns[f * kChunk + j] = j < columns ? b.k[j * b.pitch + f] : 0.0f;
         }
       }
       SmallProductArgs p;
       p.rows = rows;
       p.columns = kChunk;
-      p.depth = shape.features;
+      p.depth = b.depth;
       p.a = b.q;
-      p.a_row = b.q_map.pitch();
+      p.a_row = b.pitch;
       p.b = b.k_columns;
       p.b_row = p.c_row = kChunk;
       p.c = b.w;
@@ -89,7 +130,13 @@ struct Parallel {
           if (j >= columns || (spec.causal && distance < 0)) {
             w = 0;
           } else {
+            if (has_closed_form(spec.map.kind)) {
+              w = closed_form(spec.map.kind, static_cast<float>(kernel_scale) * w);
+            }
             w *= static_cast<float>(spec.scale);
+            if (scales && scales[s + j] != last[t + i]) {
+              w *= power_of_two(scales[s + j] - last[t + i]);
+            }
             if (distance > 0 && log_decay != 0) {
               const double decay = std::exp(static_cast<double>(distance) * log_decay);
               w = decay == 0 ? 0 : w * static_cast<float>(decay);
@@ -98,18 +145,10 @@ struct Parallel {
           }
         }
         if (float* row = weights(segment, output, t + i); row != nullptr) {
-          for (std::int64_t j = 0; j < columns; ++j)
-            row[column(segment, s + j)] = b.w[i * kChunk + j];
+          for (std::int64_t j = 0; j < columns; ++j) row[column(keys, s + j)] = b.w[i * kChunk + j];
         }
       }
-      PackArgs pack;
-      pack.rows = v.at(s);
-      pack.stride = v.stride;
-      pack.tokens = columns;
-      pack.size = shape.values;
-      pack.out = b.v;
-      pack.token_pitch = b.value_pitch;
-      pack_dense(isa, pack);
+      copy_rows(v.at(s), v.stride, columns, shape.values, b.v, b.value_pitch);
       p.columns = b.value_pitch;
       p.depth = columns;
       p.a = b.w;
@@ -118,15 +157,24 @@ struct Parallel {
       p.b_row = p.c_row = b.value_pitch;
       p.c = b.o;
       p.add = true;
-      small_product(isa, p);
+      // A row of a block on the diagonal ends at its own token: 0 * NaN would be NaN.
+      const bool diagonal = spec.causal && s == t;
+      if (diagonal) p.rows = 1;
+      for (std::int64_t i = 0; i < (diagonal ? rows : 1); ++i) {
+        if (diagonal) p.depth = i + 1;
+        small_product(isa, p);
+        p.a += kChunk;
+        p.c += b.value_pitch;
+      }
     }
     for (std::int64_t i = 0; i < rows; ++i) {
-      const float factor = spec.normalize ? static_cast<float>(1 / (sums[i] + spec.eps)) : 1.0f;
+      const float exponent = scales ? b.q_map.exponents()[i] + last[t + i] : 0;
+      const float factor = output_factor(spec, static_cast<float>(sums[i]), exponent);
       for (std::int64_t j = 0; j < shape.values; ++j) {
         o.at(t + i)[j] = b.o[i * b.value_pitch + j] * factor;
       }
-      if (float* row = weights(segment, output, t + i); row != nullptr && spec.normalize) {
-        for (std::int64_t s = 0; s < end; ++s) row[column(segment, s)] *= factor;
+      if (float* row = weights(segment, output, t + i); row != nullptr && factor != 1) {
+        for (std::int64_t s = 0; s < end; ++s) row[column(keys, s)] *= factor;
       }
     }
   }
@@ -152,7 +200,7 @@ void recurrence_parallel(Context& context, const RecurrenceSpec& spec, const Rec
   }
   const Tensor& weights = outputs.weights;
   if (weights.present()) {
-    const std::int64_t shape4[] = {shape.batch, shape.output_heads, shape.tokens, shape.tokens};
+    const std::int64_t shape4[] = {shape.batch, shape.output_heads, shape.tokens, shape.key_tokens};
     bool fits = weights.rank == 4 && weights.dtype == DType::kF32 &&
                 (weights.extent[3] <= 1 || weights.stride[3] == 1);
     for (std::size_t i = 0; i < 4 && fits; ++i) fits = weights.extent[i] == shape4[i];
@@ -165,11 +213,13 @@ void recurrence_parallel(Context& context, const RecurrenceSpec& spec, const Rec
       const View<float, 4> w = weights.view<float, 4>();
       for (std::int64_t t = 0; t < shape.tokens; ++t) {
         std::memset(w(task / shape.output_heads, task % shape.output_heads, t), 0,
-                    static_cast<std::size_t>(shape.tokens) * sizeof(float));
+                    static_cast<std::size_t>(shape.key_tokens) * sizeof(float));
       }
     });
   }
-  const Parallel parallel{spec, shape, inputs, outputs, context.isa()};
+  KeyExponents exponents;
+  exponents.compute(context, spec, shape, inputs);
+  const Parallel parallel{spec, shape, inputs, outputs, exponents, context.isa()};
   ScratchCounter counter;
   Buffers(counter, spec, shape);
   context.impl().reserve(counter.bytes());

@@ -31,6 +31,12 @@ void StatePass::begin(Isa isa, const Fold* fold, const StateMemory<const float>&
   }
 }
 
+void StatePass::rescale(float factor) {
+  for (float* x : {state_, low_}) {
+    for (std::int64_t i = 0; i < slabs_ * slab_state(); ++i) x[i] *= factor;
+  }
+}
+
 void StatePass::end(const StateMemory<float>& final, bool add) const {
   if (final.s == nullptr) return;
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {

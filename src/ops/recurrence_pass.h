@@ -74,6 +74,7 @@ class StatePass {
              std::int64_t position);
   // Whether the next run adds to the state in two parts.
   bool in_two_parts() const { return position_ >= kLongSum && fold_->log_decay > kSlowDecay; }
+  void rescale(float factor);
   // Assigns, or adds to, the caller's state.
   void end(const StateMemory<float>& final, bool add) const;
 

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
-#include "src/ops/feature_map.h"
 
 namespace ouzel {
 namespace {
@@ -52,13 +51,18 @@ RecurrenceShape check_recurrence(const RecurrenceSpec& spec, const RecurrenceInp
     return fmt::format("found q {}, k {}, v {}", shape_string(inputs.q), shape_string(inputs.k),
                        shape_string(inputs.v));
   };
-  for (const ConstTensor* x : {&inputs.k, &inputs.v}) {
-    if (x->extent[0] != s.batch || x->extent[1] != s.tokens) {
-      refuse(spec, "q, k and v must have the same batch and tokens; " + found());
-    }
+  s.key_tokens = inputs.k.extent[1];
+  const bool cross = !spec.causal && inputs.segments == nullptr;
+  if (inputs.k.extent[0] != s.batch || inputs.v.extent[0] != s.batch ||
+      inputs.v.extent[1] != s.key_tokens || (s.key_tokens != s.tokens && !cross)) {
+    refuse(spec,
+           "q, k and v must have the same batch and tokens (q may have others than k and v "
+           "where the call is not causal and has no segments); " +
+               found());
   }
   if (inputs.k.extent[3] != s.keys) refuse(spec, "q and k must have the same key size; " + found());
-  if (s.batch < 0 || s.tokens < 0) refuse(spec, "extents must not be negative; " + found());
+  if (s.batch < 0 || s.tokens < 0 || s.key_tokens < 0)
+    refuse(spec, "extents must not be negative; " + found());
   if (s.query_heads < 1 || s.key_heads < 1 || s.value_heads < 1 || s.keys < 1 || s.values < 1) {
     refuse(spec, "heads, key size and value size must be at least 1; " + found());
   }
@@ -69,7 +73,8 @@ RecurrenceShape check_recurrence(const RecurrenceSpec& spec, const RecurrenceInp
     refuse(spec, "the heads of q must divide those of v or be a multiple of them; " + found());
   }
   s.output_heads = std::max(s.query_heads, s.value_heads);
-  s.features = check_feature_map(spec.law->name, spec.map, s.query_heads, s.key_heads, s.keys);
+  s.map = check_feature_map(spec.law->name, spec.map, s.query_heads, s.key_heads, s.keys);
+  s.features = s.map.features;
   s.segments = inputs.segments;
   if (s.segments != nullptr) s.segments->check(spec.law->name, s.batch, s.tokens);
   s.sequences = s.segments != nullptr ? s.segments->count() : s.batch;
@@ -111,15 +116,40 @@ void check_state(const RecurrenceSpec& spec, const RecurrenceShape& shape, const
   }
 }
 
+void check_positions(const RecurrenceSpec& spec, const RecurrenceShape& shape,
+                     const StateView& initial) {
+  if (spec.map.kind != FeatureMapKind::kCosformer) return;
+  for (std::int64_t n = 0; n < shape.sequences; ++n) {
+    const std::int64_t start = path_of(initial, n, 0, false).position;
+    const std::int64_t end = start + std::max(shape.segment(n).length, shape.key_segment(n).length);
+    if (end > spec.map.options.max_length) {
+      refuse(spec, fmt::format("the weights of cosformer end at its length m = {}, and sequence {} "
+                               "reaches position {}; raise m from the start on",
+                               spec.map.options.max_length, n, end - 1));
+    }
+  }
+}
+
+MapPath path_of(const StateView& initial, std::int64_t n, std::int64_t length, bool back_in_time,
+                const TokenValues& exponents) {
+  const std::int64_t start =
+      initial.present() ? initial.sequences[static_cast<std::size_t>(n)].position : 0;
+  return {back_in_time ? start + length - 1 : start, back_in_time ? -1 : 1, exponents};
+}
+
+float power_of_two(float exponent) {
+  return std::ldexp(1.0f, static_cast<int>(std::clamp(exponent, -200.0f, 200.0f)));
+}
+
 void check_rows(const RecurrenceSpec& spec, const ConstTensor& tensor, const char* what,
-                const RecurrenceShape& shape, std::int64_t heads, std::int64_t size,
-                bool optional) {
+                const RecurrenceShape& shape, std::int64_t tokens, std::int64_t heads,
+                std::int64_t size, bool optional) {
   if (!tensor.present() && optional) return;
   if (tensor.rank != 4 || tensor.dtype != DType::kF32 || tensor.extent[0] != shape.batch ||
-      tensor.extent[1] != shape.tokens || tensor.extent[2] != heads || tensor.extent[3] != size) {
+      tensor.extent[1] != tokens || tensor.extent[2] != heads || tensor.extent[3] != size) {
     refuse(spec,
            fmt::format("{} must be a float32 array [{}, {}, {}, {}], not {} {}", what, shape.batch,
-                       shape.tokens, heads, size, name_of(tensor.dtype), shape_string(tensor)));
+                       tokens, heads, size, name_of(tensor.dtype), shape_string(tensor)));
   }
   if (size > 1 && tensor.stride[3] != 1) {
     refuse(spec, fmt::format("the last axis of {} must be contiguous", what));

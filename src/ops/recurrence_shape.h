@@ -1,25 +1,33 @@
 // Sizes, head groups, rows and folded decays of one call of the recurrence.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "ouzel/segments.h"
 #include "src/kernels/recurrence.h"
+#include "src/ops/feature_map.h"
 #include "src/ops/recurrence.h"
+#include "src/ops/token_rows.h"
 
 namespace ouzel {
 
 struct RecurrenceShape {
   std::int64_t batch = 0, tokens = 0;
+  std::int64_t key_tokens = 0;  // of k and v: other than `tokens` only without causality
   std::int64_t query_heads = 0, key_heads = 0, value_heads = 0;
   std::int64_t output_heads = 0;  // max(query_heads, value_heads)
   std::int64_t keys = 0, features = 0, values = 0;
   std::int64_t sequences = 0;
+  MapSizes map;
   const Segments* segments = nullptr;
 
   Segment segment(std::int64_t n) const {
     return segments != nullptr ? segments->list[static_cast<std::size_t>(n)]
                                : Segment{n, 0, tokens};
+  }
+  Segment key_segment(std::int64_t n) const {
+    return segments != nullptr ? segment(n) : Segment{n, 0, key_tokens};
   }
   // The state and the query head that an output head reads, the key head that a state reads.
   std::int64_t state_of(std::int64_t output) const { return output * value_heads / output_heads; }
@@ -35,31 +43,16 @@ struct RecurrenceShape {
 RecurrenceShape check_recurrence(const RecurrenceSpec& spec, const RecurrenceInputs& inputs);
 void check_state(const RecurrenceSpec& spec, const RecurrenceShape& shape, const StateView& state,
                  const char* what);
-// A [B, T, heads, size] float32 array with unit last stride; absent is allowed if `optional`.
+// Cosformer's weights end at its max_length: refuses positions beyond.
+void check_positions(const RecurrenceSpec& spec, const RecurrenceShape& shape,
+                     const StateView& initial);
+// The way of a pass over the rows of sequence n, `length` of them.
+MapPath path_of(const StateView& initial, std::int64_t n, std::int64_t length, bool back_in_time,
+                const TokenValues& exponents = {});
+// A [B, tokens, heads, size] float32 array with unit last stride; absent is allowed if `optional`.
 void check_rows(const RecurrenceSpec& spec, const ConstTensor& tensor, const char* what,
-                const RecurrenceShape& shape, std::int64_t heads, std::int64_t size, bool optional);
-
-// Rows of one head and sequence in the order of a pass: the first row, then `stride` floats each
-// (negative when time runs backwards).
-template <class T>
-struct Rows {
-  T* first = nullptr;
-  std::int64_t stride = 0;
-  T* at(std::int64_t t) const { return first + t * stride; }
-  explicit operator bool() const { return first != nullptr; }
-};
-
-inline Rows<const float> rows_of(const ConstTensor& x, const Segment& s, std::int64_t head,
-                                 bool backwards) {
-  if (!x.present() || s.length == 0) return {};  // no token: no address either
-  const View<const float, 4> view = x.view<const float, 4>();
-  const std::int64_t token = backwards ? s.begin + s.length - 1 : s.begin;
-  return {view(s.batch, token, head), backwards ? -view.stride[1] : view.stride[1]};
-}
-inline Rows<float> rows_of(const Tensor& x, const Segment& s, std::int64_t head, bool backwards) {
-  const Rows<const float> rows = rows_of(ConstTensor(x), s, head, backwards);
-  return {const_cast<float*>(rows.first), rows.stride};
-}
+                const RecurrenceShape& shape, std::int64_t tokens, std::int64_t heads,
+                std::int64_t size, bool optional);
 
 // A constant decay, folded into the rows of a chunk: with P_t the product of decays since the block
 // began, S' = sum_t (k_t / P_t) v_t^T, o_t = P_t S'^T q_t, and S' is multiplied by P at the block's
@@ -80,6 +73,19 @@ struct Fold {
   const float* write_or_null() const { return log_decay == 0 ? nullptr : write; }
 };
 
+// 2^exponent; 0 below 2^-200 and infinite from 2^128 on.
+float power_of_two(float exponent);
+// What an output row is multiplied by: 1 / denominator if normalised. `sum` and `exponent` are
+// those of z . (scale phi(q)) = sum 2^exponent, and S^T phi(q) is a multiple of the same power.
+inline float output_eps(const RecurrenceSpec& spec, float exponent) {
+  const float eps = static_cast<float>(spec.eps);
+  return exponent == 0 || eps == 0 ? eps : eps * power_of_two(-exponent);
+}
+inline float output_factor(const RecurrenceSpec& spec, float sum, float exponent) {
+  if (!spec.normalize) return power_of_two(exponent);
+  const float eps = output_eps(spec, exponent);
+  return 1 / (spec.clamp ? std::max(sum, eps) : sum + eps);
+}
 // The log decay of a head: 0 without decay.
 double log_decay_of(const RecurrenceSpec& spec, std::int64_t state);
 

@@ -9,6 +9,7 @@
 
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
+#include "src/ops/key_exponents.h"
 #include "src/ops/recurrence_pass.h"
 
 namespace ouzel {
@@ -17,17 +18,19 @@ namespace {
 struct StepBuffers {
   template <class Memory>
   StepBuffers(Memory& memory, const RecurrenceSpec& spec, const RecurrenceShape& shape)
-      : pitch(padded(shape.features, kSlab)) {
+      : q_map(memory, spec.map, shape.map, MapUse::kStep),
+        k_map(memory, spec.map, shape.map, MapUse::kStep),
+        pitch(padded(shape.features, kSlab)) {
     const std::int64_t queries = shape.outputs_per_state();
     q = memory.template take<float>(queries * pitch);
     k = memory.template take<float>(pitch);
-    other = memory.template take<float>(pitch);
     z_residue = memory.template take<float>(pitch);
     factor = memory.template take<float>(queries);
     z = memory.template take<float>(spec.normalize ? pitch : 0);
   }
+  HeadMap q_map, k_map;
   std::int64_t pitch;
-  float *q, *k, *other, *z_residue, *factor, *z;
+  float *q, *k, *z_residue, *factor, *z;
 };
 
 struct Step {
@@ -38,39 +41,34 @@ struct Step {
   View<float, 4> o;
   Isa isa;
 
-  // phi(x) into a padded row.
-  void map(const float* x, const FeatureMapWeights& weights, std::int64_t head, float* other,
-           float* out, std::int64_t pitch) const {
-    PackArgs p;
-    p.rows = x;
-    p.tokens = 1;
-    p.size = shape.features;
-    p.out = out;
-    p.token_pitch = pitch;
-    if (is_learned(spec.map)) {
-      const HeadWeights w = head_weights(weights, head);
-      std::fill(out, out + pitch, 0.0f);
-      std::fill(other, other + pitch, 0.0f);
-      matrix_vector(isa, shape.features, shape.keys, w.w1, w.w1_row, x, w.b1, out);
-      matrix_vector(isa, shape.features, shape.keys, w.w2, w.w2_row, x, w.b2, other);
-      multiply(isa, pitch, out, other, out);
-      return;
-    }
-    p.map = element_map(spec.map);
-    pack_dense(isa, p);
-  }
-
   void run(std::int64_t n, std::int64_t head, StepBuffers& b) const {
     const SequenceState& s = state.sequences[static_cast<std::size_t>(n)];
-    const std::int64_t queries = shape.outputs_per_state();
-    map(k(n, 0, shape.key_of(head)), key_weights(spec.map), shape.key_of(head), b.other, b.k,
-        b.pitch);
+    const std::int64_t queries = shape.outputs_per_state(), key_head = shape.key_of(head);
+    const bool running = info_of(spec.map.kind).running_maximum;
+    MapPath path = path_of(state, n, 1, false);
+    const Rows<const float> key{k(n, 0, key_head), 0};
+    b.k_map.bind(isa, key_weights(spec.map), key_head, path);
+    float exponent = 0;
+    if (running && s.exponent != nullptr) {
+      exponent = raise_exponent(n, head, *b.k_map.own_exponents(key, 0, 1));
+    }
+    if (running) path.exponent = {&exponent, 0};
+    b.k_map.follow(path);
+    b.k_map.dense(key, 0, 1, b.k);
+    path.exponent = {};
     for (std::int64_t r = 0; r < queries; ++r) {
       const std::int64_t query_head = shape.query_of(head * queries + r);
-      map(q(n, 0, query_head), spec.map.q, query_head, b.other, b.q + r * b.pitch, b.pitch);
-      b.factor[r] = static_cast<float>(spec.scale);
+      b.q_map.bind(isa, spec.map.q, query_head, path);
+      b.q_map.dense({q(n, 0, query_head), 0}, 0, 1, b.q + r * b.pitch);
+      b.factor[r] = running ? *b.q_map.exponents() + exponent : 0;
     }
-    if (spec.normalize) normalize(s, head, queries, b);
+    if (spec.normalize) {
+      normalize(s, head, queries, b);
+    } else {
+      for (std::int64_t r = 0; r < queries; ++r) {
+        b.factor[r] = static_cast<float>(spec.scale) * output_factor(spec, 0, b.factor[r]);
+      }
+    }
 
     StepArgs a;
     a.keys = shape.features;
@@ -94,6 +92,29 @@ struct Step {
     recurrence_step(isa, a);
   }
 
+  // The exponent of the state from a key of exponent `own` on; the state is brought to it.
+  float raise_exponent(std::int64_t n, std::int64_t head, float own) const {
+    const SequenceState& s = state.sequences[static_cast<std::size_t>(n)];
+    float& exponent = s.exponent[head];
+    const bool is_new = s.position == 0 && is_zero_state(state, n, head);
+    if (!is_new && own <= exponent + kExponentHeadroom) return exponent;
+    const float factor = power_of_two(exponent - own);
+    exponent = own;
+    if (is_new) return own;
+    for (std::int64_t f = 0; f < shape.features; ++f) {
+      for (float* x : {s.s, s.s_residue}) {
+        if (x == nullptr) continue;
+        float* row = x + head * state.head_stride + f * state.key_stride;
+        for (std::int64_t j = 0; j < shape.values; ++j) row[j] *= factor;
+      }
+      for (float* z : {s.z, s.z_residue}) {
+        if (z != nullptr) z[head * state.z_head_stride + f] *= factor;
+      }
+    }
+    return own;
+  }
+
+  // From factors that are exponents yet.
   void normalize(const SequenceState& s, std::int64_t head, std::int64_t queries,
                  StepBuffers& b) const {
     float* z = s.z + head * state.z_head_stride;
@@ -115,7 +136,7 @@ struct Step {
       a.den = &den;
       normalizer_scan(isa, a);
       const float scale = static_cast<float>(spec.scale);
-      b.factor[r] = scale / (scale * den + static_cast<float>(spec.eps));
+      b.factor[r] = scale * output_factor(spec, scale * den, b.factor[r]);
     }
     std::copy_n(b.z, shape.features, z);
     if (residue != nullptr) std::copy_n(b.z_residue, shape.features, residue);
@@ -132,7 +153,7 @@ void recurrence_step(Context& context, const RecurrenceSpec& spec, const ConstTe
   inputs.k = k;
   inputs.v = v;
   const RecurrenceShape shape = check_recurrence(spec, inputs);
-  check_rows(spec, o, "o", shape, shape.output_heads, shape.values, false);
+  check_rows(spec, o, "o", shape, shape.tokens, shape.output_heads, shape.values, false);
   const auto refuse = [&spec](const std::string& sentence) {
     throw Error(ErrorKind::kInvalidArgument, fmt::format("{}: {}", spec.law->name, sentence));
   };
@@ -142,6 +163,7 @@ void recurrence_step(Context& context, const RecurrenceSpec& spec, const ConstTe
   if (!spec.causal || spec.reverse) refuse("a step is causal and goes forward in time");
   if (!state.present()) refuse("a step needs a state to update");
   check_state(spec, shape, state, "the state");
+  check_positions(spec, shape, state);
 
   const Step step{spec,
                   shape,

@@ -93,7 +93,7 @@ Checked checked(const AttributeInfo& info, std::string_view text) {
       if (info.choices.empty() || std::count(info.choices.begin(), info.choices.end(), text) != 0) {
         return {true, std::string(text)};
       }
-      return {false, "one of " + joined(info.choices)};
+      return {false, "one of " + joined(info.choices) + did_you_mean(text, info.choices)};
   }
   return {false, "a value"};
 }
@@ -193,7 +193,8 @@ bool Attributes::hold(const std::string& conditions) const {
     const std::size_t equals = condition.find('=');
     const bool negated = condition[equals - 1] == '!';
     const std::string name = condition.substr(0, equals - (negated ? 1 : 0));
-    if ((text(name) == condition.substr(equals + 1)) == negated) return false;
+    const std::vector<std::string> values = split(condition.substr(equals + 1), '|');
+    if ((std::count(values.begin(), values.end(), text(name)) != 0) == negated) return false;
   }
   return true;
 }
@@ -316,8 +317,13 @@ std::optional<std::int64_t> OperatorCall::resolve(const std::string& letter) {
     extents_[letter] = {segments_->count(), "cu_seqlens"};
   } else if (letter == "N" && extents_.contains("B")) {
     extents_[letter] = extents_["B"];
-  } else if (letter == "F" && (extents_.contains("M") || extents_.contains("K"))) {
-    extents_[letter] = extents_[extents_.contains("M") ? "M" : "K"];
+  } else if (letter == "F" && extents_.contains("K")) {
+    extents_[letter] = extents_["K"];
+    if (info_.features != nullptr) {
+      Letters seen;
+      for (const auto& [name, extent] : extents_) seen[name] = extent.value;
+      extents_[letter] = {info_.features(attributes_, seen), "the feature map"};
+    }
   } else if (letter == "R" && extents_.contains("M")) {
     extents_[letter] = {2 * extents_["M"].value, extents_["M"].from};
   } else if (letter == "HO" && extents_.contains("HQ") && extents_.contains("HV")) {
@@ -418,6 +424,7 @@ void OperatorCall::list_results() {
   for (const TensorInfo& input : info_.inputs) {
     const ConstTensor given = in(input.name);
     if (input.gradient.empty() || !given.present()) continue;
+    if (!attributes_.hold(input.gradient_when)) continue;
     results_.push_back({.name = input.gradient,
                         .is_gradient = true,
                         .is_weight = input.shape.find_first_of("BN") == std::string::npos,

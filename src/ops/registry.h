@@ -20,7 +20,11 @@
 
 namespace ouzel {
 
+class Attributes;
 class OperatorCall;  // src/ops/operator_call.h
+
+// Extents by letter.
+using Letters = std::map<std::string, std::int64_t>;
 
 enum class AttributeKind { kFlag, kInteger, kNumber, kText, kIntegers };
 
@@ -37,16 +41,18 @@ struct TensorInfo {
   std::string name;
   // Letters of its extents, "B T HQ K", alternatives separated by "|". A letter means one number
   // throughout a call; those of tokens begin with T. N is the number of sequences, HO the larger of
-  // HQ and HV, F (features) is M where a feature map has weights of M rows, else K, R (random
-  // features, cosines and sines) is 2 M; a digit is that extent.
+  // HQ and HV, F (features) what OperatorInfo::features says, else K, R (random features, cosines
+  // and sines) is 2 M; a digit is that extent.
   std::string shape;
   // Of an input: what its gradient is called; of an output: the gradient that comes from above.
   // Empty: there is none.
   std::string gradient;
   bool optional = false;
-  // What must hold of the attributes for the tensor to be there: "normalize=true form!=parallel".
+  // What must hold of the attributes for the tensor to be there: "normalize=true form!=parallel",
+  // alternatives of a value separated by "|".
   std::string when;
   DType dtype = DType::kF32;
+  std::string gradient_when = {};  // what must hold for an input to have its gradient
 
   bool is_state() const { return shape.starts_with("N "); }  // a row for each sequence
 };
@@ -72,6 +78,8 @@ struct OperatorInfo {
   // Inputs, the first output and gradients may be bfloat16 or float16, each its own type; states
   // are float32. Elsewhere 16-bit tensors are converted around the call.
   bool takes_half = false;
+  // The letter F, from those of the inputs before it; null: K.
+  std::int64_t (*features)(const Attributes& attributes, const Letters& letters) = nullptr;
 
   const AttributeInfo* find_attribute(std::string_view attribute) const;  // null: it has none such
   std::vector<std::string> attribute_names() const;

@@ -9,91 +9,9 @@ namespace {
 
 using Int = std::int64_t;
 
-// One row of a parameter that has a leading axis of heads, or none.
 template <class Real>
-const Real& weight(const Array<Real>& w, Int head, Int f, Int i) {
-  return w.rank() == 3 ? w(head, f, i) : w(f, i);
-}
-template <class Real>
-Real bias(const Array<Real>& b, Int head, Int f) {
-  if (!b.present()) return 0;
-  return b.rank() == 2 ? b(head, f) : b(f);
-}
-
-// (W x + b)_f of one row.
-template <class Real>
-Real affine(const Array<Real>& w, const Array<Real>& b, Int head, Int f, const Real* x) {
-  Real sum = bias(b, head, f);
-  for (Int i = 0; i < w.extent(w.rank() - 1); ++i) sum += weight(w, head, f, i) * x[i];
-  return sum;
-}
-
-template <class Real>
-Int feature_count(FeatureMapKind map, const MapWeights<Real>& weights, Int size) {
-  return map == FeatureMapKind::kElementwiseProduct ? weights.w1.extent(weights.w1.rank() - 2)
-                                                    : size;
-}
-
-template <class Real>
-std::vector<Real> features(FeatureMapKind map, const MapWeights<Real>& weights, Int head,
-                           const Real* x, Int size) {
-  std::vector<Real> phi(static_cast<std::size_t>(feature_count(map, weights, size)));
-  for (Int f = 0; f < static_cast<Int>(phi.size()); ++f) {
-    Real& y = phi[static_cast<std::size_t>(f)];
-    switch (map) {
-      case FeatureMapKind::kIdentity:
-        y = x[f];
-        break;
-      case FeatureMapKind::kElu1:
-        y = x[f] > 0 ? x[f] + 1 : std::exp(x[f]);
-        break;
-      case FeatureMapKind::kRelu:
-        y = x[f] > 0 ? x[f] : 0;
-        break;
-      case FeatureMapKind::kElementwiseProduct:
-        y = affine(weights.w1, weights.b1, head, f, x) * affine(weights.w2, weights.b2, head, f, x);
-        break;
-    }
-  }
-  return phi;
-}
-
-// Gradient of one affine row: dw += dy x^T, db += dy, dx += W^T dy.
-template <class Real>
-void affine_backward(const Array<Real>& w, Int head, Int f, const Real* x, Real dy, Array<Real>& dw,
-                     Array<Real>& db, Real* dx) {
-  for (Int i = 0; i < w.extent(w.rank() - 1); ++i) {
-    (dw.rank() == 3 ? dw(head, f, i) : dw(f, i)) += dy * x[i];
-    dx[i] += dy * weight(w, head, f, i);
-  }
-  if (db.present()) (db.rank() == 2 ? db(head, f) : db(f)) += dy;
-}
-
-// dx += (d phi / d x)^T dphi; gradients of the parameters are added to `d`.
-template <class Real>
-void features_backward(FeatureMapKind map, const MapWeights<Real>& weights, Int head, const Real* x,
-                       const std::vector<Real>& dphi, MapWeights<Real>& d, Real* dx) {
-  for (Int f = 0; f < static_cast<Int>(dphi.size()); ++f) {
-    const Real dy = dphi[static_cast<std::size_t>(f)];
-    switch (map) {
-      case FeatureMapKind::kIdentity:
-        dx[f] += dy;
-        break;
-      case FeatureMapKind::kElu1:
-        dx[f] += x[f] > 0 ? dy : dy * std::exp(x[f]);
-        break;
-      case FeatureMapKind::kRelu:
-        dx[f] += x[f] > 0 ? dy : 0;
-        break;
-      case FeatureMapKind::kElementwiseProduct: {
-        const Real y1 = affine(weights.w1, weights.b1, head, f, x);
-        const Real y2 = affine(weights.w2, weights.b2, head, f, x);
-        affine_backward(weights.w1, head, f, x, dy * y2, d.w1, d.b1, dx);
-        affine_backward(weights.w2, head, f, x, dy * y1, d.w2, d.b2, dx);
-        break;
-      }
-    }
-  }
+Map map_of(const RecurrenceArguments<Real>& a) {
+  return {a.map, a.map_options};
 }
 
 template <class Real>
@@ -107,7 +25,7 @@ struct Sizes {
         HO(std::max(HQ, HV)),
         K(a.q.extent(3)),
         V(a.v.extent(3)),
-        F(feature_count(a.map, a.q_map, K)),
+        F(feature_count(map_of(a), a.q_map, K)),
         N(a.segments.count()) {}
   Int key_head(Int state_head) const { return state_head / (HV / HK); }
   Int state_head(Int output_head) const { return output_head / (HO / HV); }
@@ -132,15 +50,27 @@ Int token(const RecurrenceArguments<Real>& a, const Segment& segment, Int i) {
   return segment.begin + (a.reverse ? segment.length - 1 - i : i);
 }
 
+// The keys of a sequence.
 template <class Real>
-std::vector<Real> query(const RecurrenceArguments<Real>& a, Int b, Int t, Int head) {
-  std::vector<Real> u = features(a.map, a.q_map, head, &a.q(b, t, head, 0), a.q.extent(3));
+const Segment& keys_of(const RecurrenceArguments<Real>& a, Int sequence) {
+  return (a.key_segments.list.empty() ? a.segments : a.key_segments)
+      .list[static_cast<std::size_t>(sequence)];
+}
+
+// Of the i-th token of a sequence.
+template <class Real>
+std::vector<Real> query(const RecurrenceArguments<Real>& a, const Segment& segment, Int i,
+                        Int head) {
+  std::vector<Real> u =
+      features(map_of(a), a.q_map, head, &a.q(segment.batch, token(a, segment, i), head, 0),
+               a.q.extent(3), a.position + i);
   for (Real& x : u) x *= a.scale;
   return u;
 }
 template <class Real>
-std::vector<Real> key(const RecurrenceArguments<Real>& a, Int b, Int t, Int head) {
-  return features(a.map, key_map(a), head, &a.k(b, t, head, 0), a.k.extent(3));
+std::vector<Real> key(const RecurrenceArguments<Real>& a, const Segment& segment, Int i, Int head) {
+  return features(map_of(a), key_map(a), head, &a.k(segment.batch, token(a, segment, i), head, 0),
+                  a.k.extent(3), a.position + i);
 }
 
 // S and z of one head while the tokens pass by.
@@ -173,17 +103,29 @@ struct State {
   Array<Real> s, z;
 };
 
+template <class Real>
+Real denominator_of(const RecurrenceArguments<Real>& a, Real sum) {
+  return a.map == FeatureMapKind::kCosformer ? std::max(sum, a.eps) : sum + a.eps;
+}
+// The denominator of cosformer where its bound holds: a constant.
+template <class Real>
+bool is_clamped(const RecurrenceArguments<Real>& a, Real denominator) {
+  return a.map == FeatureMapKind::kCosformer && denominator == a.eps;
+}
+
 // o = S^T u / denominator; returns the denominator (1 if not normalised).
 template <class Real>
 Real read(const RecurrenceArguments<Real>& a, const State<Real>& state, const std::vector<Real>& u,
           Real* o) {
-  Real denominator = a.normalize ? a.eps : Real(1);
+  Real denominator = 0;
   for (Int v = 0; v < state.s.extent(1); ++v) o[v] = 0;
   for (Int f = 0; f < state.z.extent(0); ++f) {
     const Real x = u[static_cast<std::size_t>(f)];
-    if (a.normalize) denominator += x * state.z(f);
+    denominator += x * state.z(f);
     for (Int v = 0; v < state.s.extent(1); ++v) o[v] += x * state.s(f, v);
   }
+  if (!a.normalize) return 1;
+  denominator = denominator_of(a, denominator);
   for (Int v = 0; v < state.s.extent(1); ++v) o[v] /= denominator;
   return denominator;
 }
@@ -203,7 +145,8 @@ ReadGradient<Real> read_backward(const RecurrenceArguments<Real>& a, const State
   ReadGradient<Real> d;
   for (Int v = 0; v < values; ++v) {
     d.numerator.push_back(d_o[v] / denominator);
-    if (a.normalize) d.denominator -= d_o[v] * o[static_cast<std::size_t>(v)] / denominator;
+    if (a.normalize && !is_clamped(a, denominator))
+      d.denominator -= d_o[v] * o[static_cast<std::size_t>(v)] / denominator;
   }
   return d;
 }
@@ -239,25 +182,24 @@ RecurrenceResults<Real> recurrence(const RecurrenceArguments<Real>& a) {
                             Array<Real>({n.N, n.HV, n.F})};
   for (Int i = 0; i < n.N; ++i) {
     const Segment& segment = a.segments.list[static_cast<std::size_t>(i)];
+    const Segment& keys = keys_of(a, i);
     const Int b = segment.batch;
     for (Int h = 0; h < n.HV; ++h) {
       State<Real> state(a.s0, a.z0, i, h, n.F, n.V);
-      const auto write = [&](Int t) {
-        state.decay(decay(a, h));
-        state.add(key(a, b, t, n.key_head(h)), &a.v(b, t, h, 0), 1);
-      };
-      const auto read_out = [&](Int t) {
+      const auto read_out = [&](Int j) {
         for (Int ho = 0; ho < n.HO; ++ho) {
           if (n.state_head(ho) == h) {
-            read(a, state, query(a, b, t, n.query_head(ho)), &r.o(b, t, ho, 0));
+            read(a, state, query(a, segment, j, n.query_head(ho)),
+                 &r.o(b, token(a, segment, j), ho, 0));
           }
         }
       };
-      for (Int j = 0; j < segment.length; ++j) {
-        write(token(a, segment, j));
-        if (a.causal) read_out(token(a, segment, j));
+      for (Int j = 0; j < keys.length; ++j) {
+        state.decay(decay(a, h));
+        state.add(key(a, keys, j, n.key_head(h)), &a.v(b, token(a, keys, j), h, 0), 1);
+        if (a.causal) read_out(j);
       }
-      for (Int j = 0; j < segment.length && !a.causal; ++j) read_out(token(a, segment, j));
+      for (Int j = 0; j < segment.length && !a.causal; ++j) read_out(j);
       state.store(r.s, r.z, i, h);
     }
   }
@@ -273,8 +215,10 @@ RecurrenceGradients<Real> recurrence_backward(const RecurrenceArguments<Real>& a
                                               const RecurrenceResults<Real>& upstream) {
   const Sizes<Real> n(a);
   const auto like = [](const MapWeights<Real>& w) {
-    return MapWeights<Real>{Array<Real>::like(w.w1), Array<Real>::like(w.b1),
-                            Array<Real>::like(w.w2), Array<Real>::like(w.b2)};
+    using A = Array<Real>;
+    return MapWeights<Real>{A::like(w.w1),     A::like(w.b1),     A::like(w.w2),
+                            A::like(w.b2),     A::like(w.psi_w1), A::like(w.psi_b1),
+                            A::like(w.psi_w2), A::like(w.psi_b2)};
   };
   RecurrenceGradients<Real> r{Array<Real>::like(a.q),
                               Array<Real>::like(a.k),
@@ -286,6 +230,7 @@ RecurrenceGradients<Real> recurrence_backward(const RecurrenceArguments<Real>& a
   MapWeights<Real>& d_key_map = a.k_map.w1.present() ? r.k_map : r.q_map;
   for (Int i = 0; i < n.N; ++i) {
     const Segment& segment = a.segments.list[static_cast<std::size_t>(i)];
+    const Segment& keys = keys_of(a, i);
     const Int b = segment.batch;
     for (Int h = 0; h < n.HV; ++h) {
       const Int hk = n.key_head(h);
@@ -298,7 +243,7 @@ RecurrenceGradients<Real> recurrence_backward(const RecurrenceArguments<Real>& a
           if (n.state_head(ho) != h) continue;
           const Int hq = n.query_head(ho);
           const ReadGradient<Real> d =
-              read_backward(a, state, query(a, b, t, hq), &upstream.o(b, t, ho, 0));
+              read_backward(a, state, query(a, segment, j, hq), &upstream.o(b, t, ho, 0));
           std::vector<Real> dphi(static_cast<std::size_t>(n.F));
           for (Int f = 0; f < n.F; ++f) {
             Real sum = state.z(f) * d.denominator;
@@ -307,34 +252,32 @@ RecurrenceGradients<Real> recurrence_backward(const RecurrenceArguments<Real>& a
             }
             dphi[static_cast<std::size_t>(f)] = a.scale * sum;
           }
-          features_backward(a.map, a.q_map, hq, &a.q(b, t, hq, 0), dphi, r.q_map,
-                            &r.q(b, t, hq, 0));
+          features_backward(map_of(a), a.q_map, hq, &a.q(b, t, hq, 0), n.K, a.position + j, dphi,
+                            r.q_map, &r.q(b, t, hq, 0));
           reads[static_cast<std::size_t>(j)].push_back(d);
         }
       };
-      for (Int j = 0; j < segment.length; ++j) {
-        const Int t = token(a, segment, j);
+      for (Int j = 0; j < keys.length; ++j) {
         state.decay(decay(a, h));
-        state.add(key(a, b, t, hk), &a.v(b, t, h, 0), 1);
+        state.add(key(a, keys, j, hk), &a.v(b, token(a, keys, j), h, 0), 1);
         if (a.causal) read_out_backward(j);
       }
       for (Int j = 0; j < segment.length && !a.causal; ++j) read_out_backward(j);
 
       State<Real> g(upstream.s, upstream.z, i, h, n.F, n.V);
       const auto collect_read_out = [&](Int j) {
-        const Int t = token(a, segment, j);
         std::size_t next = 0;
         for (Int ho = 0; ho < n.HO && upstream.o.present(); ++ho) {
           if (n.state_head(ho) != h) continue;
           const ReadGradient<Real>& d = reads[static_cast<std::size_t>(j)][next++];
-          g.add(query(a, b, t, n.query_head(ho)), d.numerator.data(), d.denominator);
+          g.add(query(a, segment, j, n.query_head(ho)), d.numerator.data(), d.denominator);
         }
       };
       for (Int j = 0; j < segment.length && !a.causal; ++j) collect_read_out(j);
-      for (Int j = segment.length; j-- > 0;) {
-        const Int t = token(a, segment, j);
+      for (Int j = keys.length; j-- > 0;) {
+        const Int t = token(a, keys, j);
         if (a.causal) collect_read_out(j);
-        const std::vector<Real> phi = key(a, b, t, hk);
+        const std::vector<Real> phi = key(a, keys, j, hk);
         std::vector<Real> dphi(static_cast<std::size_t>(n.F));
         for (Int f = 0; f < n.F; ++f) {
           dphi[static_cast<std::size_t>(f)] = g.z(f);
@@ -343,8 +286,8 @@ RecurrenceGradients<Real> recurrence_backward(const RecurrenceArguments<Real>& a
             r.v(b, t, h, v) += g.s(f, v) * phi[static_cast<std::size_t>(f)];
           }
         }
-        features_backward(a.map, key_map(a), hk, &a.k(b, t, hk, 0), dphi, d_key_map,
-                          &r.k(b, t, hk, 0));
+        features_backward(map_of(a), key_map(a), hk, &a.k(b, t, hk, 0), n.K, a.position + j, dphi,
+                          d_key_map, &r.k(b, t, hk, 0));
         g.decay(decay(a, h));
       }
       g.store(r.s0, r.z0, i, h);
@@ -356,26 +299,27 @@ RecurrenceGradients<Real> recurrence_backward(const RecurrenceArguments<Real>& a
 template <class Real>
 Array<Real> recurrence_weights(const RecurrenceArguments<Real>& a) {
   const Sizes<Real> n(a);
-  Array<Real> weights({n.B, n.HO, n.T, n.T});
-  for (const Segment& segment : a.segments.list) {
+  Array<Real> weights({n.B, n.HO, n.T, a.k.extent(1)});
+  for (Int sequence = 0; sequence < n.N; ++sequence) {
+    const Segment& segment = a.segments.list[static_cast<std::size_t>(sequence)];
+    const Segment& keys = keys_of(a, sequence);
     const Int b = segment.batch;
     for (Int ho = 0; ho < n.HO; ++ho) {
       const Int h = n.state_head(ho);
       for (Int i = 0; i < segment.length; ++i) {
         const Int t = token(a, segment, i);
-        const std::vector<Real> u = query(a, b, t, n.query_head(ho));
-        const Int last = a.causal ? i : segment.length - 1;
-        Real denominator = a.eps;
+        const std::vector<Real> u = query(a, segment, i, n.query_head(ho));
+        const Int last = a.causal ? i : keys.length - 1;
+        Real sum = 0;
         for (Int j = 0; j <= last; ++j) {
-          const Int s = token(a, segment, j);
-          const std::vector<Real> phi = key(a, b, s, n.key_head(h));
-          Real& w = weights(b, ho, t, s);
+          const std::vector<Real> phi = key(a, keys, j, n.key_head(h));
+          Real& w = weights(b, ho, t, token(a, keys, j));
           for (std::size_t f = 0; f < phi.size(); ++f) w += u[f] * phi[f];
           if (a.causal) w *= std::pow(decay(a, h), Real(i - j));
-          denominator += w;
+          sum += w;
         }
         for (Int j = 0; j <= last && a.normalize; ++j) {
-          weights(b, ho, t, token(a, segment, j)) /= denominator;
+          weights(b, ho, t, token(a, keys, j)) /= denominator_of(a, sum);
         }
       }
     }

@@ -1,7 +1,7 @@
 // Reference of linear attention and retention, token by token:
 //
 //     S_t = e^g S_{t-1} + phi(k_t) v_t^T,  z_t = e^g z_{t-1} + phi(k_t),  u_t = scale phi(q_t)
-//     o_t = S_t^T u_t,  divided by z_t . u_t + eps if normalised
+//     o_t = S_t^T u_t,  divided by z_t . u_t + eps if normalised (cosformer: max(z_t . u_t, eps))
 //
 // with a log decay g per head (none: linear attention, arXiv:2006.16236; log(1 - 2^(-5-h)):
 // retention, arXiv:2307.08621). Non-causal: every token reads the sums over its whole sequence.
@@ -10,25 +10,22 @@
 #include <cstdint>
 #include <vector>
 
-#include "ouzel/feature_map.h"
 #include "ouzel/segments.h"
 #include "src/ops/reference/array.h"
+#include "src/ops/reference/feature_map.h"
 
 namespace ouzel::reference {
 
-// w [F, K] for all heads or [H, F, K] one a head, b [F] or [H, F] or absent (ouzel/feature_map.h).
-template <class Real>
-struct MapWeights {
-  Array<Real> w1, b1, w2, b2;
-};
-
 // q [B, T, HQ, K], k [B, T, HK, K], v [B, T, HV, V]; s0 [N, HV, F, V] and z0 [N, HV, F], or absent:
-// zeros.
+// zeros. Without causality k and v may have other tokens than q.
 template <class Real>
 struct RecurrenceArguments {
   Array<Real> q, k, v, s0, z0;
   Segments segments;
+  Segments key_segments;      // empty: those of q
+  std::int64_t position = 0;  // of the first token of each sequence
   FeatureMapKind map = FeatureMapKind::kIdentity;
+  FeatureMapOptions map_options;
   MapWeights<Real> q_map, k_map;  // k_map.w1 absent: q_map serves k too
   std::vector<Real> log_decay;    // HV values; empty: no decay
   Real scale = 1;

@@ -1,0 +1,40 @@
+// What a pass over a sequence walks along: rows of one head and numbers a token, in the order of
+// the pass (strides are negative when time runs backwards).
+#pragma once
+
+#include <cstdint>
+
+#include "ouzel/segments.h"
+#include "ouzel/tensor.h"
+
+namespace ouzel {
+
+template <class T>
+struct Rows {
+  T* first = nullptr;
+  std::int64_t stride = 0;
+  T* at(std::int64_t t) const { return first + t * stride; }
+  explicit operator bool() const { return first != nullptr; }
+};
+
+inline Rows<const float> rows_of(const ConstTensor& x, const Segment& s, std::int64_t head,
+                                 bool backwards) {
+  if (!x.present() || s.length == 0) return {};  // no token: no address either
+  const View<const float, 4> view = x.view<const float, 4>();
+  const std::int64_t token = backwards ? s.begin + s.length - 1 : s.begin;
+  return {view(s.batch, token, head), backwards ? -view.stride[1] : view.stride[1]};
+}
+inline Rows<float> rows_of(const Tensor& x, const Segment& s, std::int64_t head, bool backwards) {
+  const Rows<const float> rows = rows_of(ConstTensor(x), s, head, backwards);
+  return {const_cast<float*>(rows.first), rows.stride};
+}
+
+// One number per token.
+struct TokenValues {
+  float* first = nullptr;
+  std::int64_t step = 1;
+  float& operator[](std::int64_t t) const { return first[t * step]; }
+  explicit operator bool() const { return first != nullptr; }
+};
+
+}  // namespace ouzel
