@@ -50,7 +50,8 @@ struct RowsBuffers {
 
 // Where all log decays per key of a chunk are at least this, gradients of them are summed from
 // those of rows: off by 2e-6. Of a decay per head that sum cancels more: a further sum over tokens
-// (the gradient of Mamba-2's A) would be off by 2.8e-5.
+// (the gradient of Mamba-2's A) would be off by 2.8e-5. Nor in the first chunk, whose states begin
+// at nothing: gradients that are nearly 0 would be noise.
 constexpr float kMildGate = -0.5f;
 
 std::int64_t chunk_tokens(const RowsKind& kind) {
@@ -225,7 +226,7 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens) {
   mild_ = !kind_.value_decay;
   if (kind_.decay) {
     const float least = fold_decays(isa_, b_.packed.g, b_.folds);
-    mild_ = mild_ && kind_.decay_per_key && least >= kMildGate;
+    mild_ = mild_ && first > 0 && kind_.decay_per_key && least >= kMildGate;
   }
   if (kind_.value_decay) {
     exponentials(isa_, rows_ * b_.value_pitch, b_.packed.gv, b_.value_decay);
