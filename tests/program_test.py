@@ -364,6 +364,22 @@ class Attend(ProgramTest):
         self.tensors["q"] = ("I16", [1, 2, 1, 1], b"\1\0\2\0")
         self.assert_fails(self.attend("-o", self.out), 1, "linear_attention: q is of type I16")
 
+    def test_dtype_rounds_all_but_states(self):
+        self.tensors["q"] = ("F32", [1, 2, 1, 1], floats(1.001, 2))  # 1 in bfloat16
+        for dtype, size, code in (("bf16", 2, "BF16"), ("f16", 2, "F16"), ("f32", 4, "F32")):
+            process = self.attend("-o", self.out, "--dtype", dtype)
+            self.assertEqual(process.returncode, 0, process.stderr)
+            content = self.out.read_bytes()
+            length = struct.unpack("<Q", content[:8])[0]
+            header = json.loads(content[8:8 + length])
+            self.assertEqual(header["o"]["dtype"], code)
+            self.assertEqual(header["final_state"]["dtype"], "F32")
+            begin, end = (8 + length + at for at in header["o"]["data_offsets"])
+            self.assertEqual(end - begin, 2 * size)
+            if dtype == "bf16":
+                self.assertEqual(content[begin:end], struct.pack("<2H", 0x40f0, 0x421c))  # 7.5, 39
+        self.assert_fails(self.attend("-o", self.out, "--dtype", "f64"), 2, "bf16")
+
     def test_compare(self):
         self.tensors["o"] = ("F64", [1, 2, 1, 1], struct.pack("<2d", 7.5, 39))
         process = self.attend("--compare", "-q")

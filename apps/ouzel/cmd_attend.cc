@@ -17,13 +17,15 @@
 #include "ouzel/error.h"
 #include "src/base/text.h"
 #include "src/formats/safetensors.h"
+#include "src/ops/copy_tensor.h"
+#include "src/ops/operator_call.h"
 #include "src/ops/registry.h"
 
 namespace ouzel::app {
 namespace {
 
 struct Options {
-  std::string input, output, op;
+  std::string input, output, op, dtype = "f32";
   std::map<std::string, std::string> attributes;  // given as flags; empty: not given
   bool backward = false, compare = false, list = false;
   CommonOptions common;
@@ -156,6 +158,45 @@ Inputs read_inputs(const SafetensorsReader& file, const OperatorInfo& info, bool
   return inputs;
 }
 
+// Rounds to 16 bits what may have them: not states, and not what the table has in float64.
+void round_inputs(Context& context, const OperatorInfo& info, DType dtype, Inputs& inputs) {
+  const auto round = [&](const std::string& name, const TensorInfo& row) {
+    const auto found = inputs.tensors.find(name);
+    if (found == inputs.tensors.end() || row.is_state() || row.dtype != DType::kF32) return;
+    const ConstTensor& wide = found->second;
+    Array narrow({wide.extent.begin(), wide.extent.begin() + wide.rank}, dtype);
+    copy_tensor(context, wide, narrow.tensor);
+    found->second = narrow.tensor;
+    inputs.memory[name] = std::move(narrow);
+  };
+  for (const TensorInfo& row : info.inputs) round(row.name, row);
+  for (const TensorInfo& row : info.outputs) round(row.gradient, row);
+  inputs.narrow = true;
+}
+
+std::vector<NamedArray> results_of(Context& context, const OperatorInfo& info,
+                                   const Attributes& attributes, const Inputs& inputs,
+                                   bool backward) {
+  OperatorCall call(info, attributes, inputs.tensors, backward);
+  std::vector<NamedArray> results;
+  for (const ResultInfo& result : call.results()) {
+    results.push_back({result.name, result.is_gradient, Array(result.shape, result.dtype)});
+    call.put(result.name, results.back().array.tensor);
+  }
+  call.run(context);
+  return results;
+}
+
+std::vector<NamedArray> in_float32(Context& context, std::vector<NamedArray> results) {
+  for (NamedArray& result : results) {
+    const Tensor& narrow = result.array.tensor;
+    Array wide({narrow.extent.begin(), narrow.extent.begin() + narrow.rank});
+    copy_tensor(context, narrow, wide.tensor);
+    result.array = std::move(wide);
+  }
+  return results;
+}
+
 // What an attribute means, may be and is if it is not given.
 std::string explained(const AttributeInfo& attribute) {
   std::string text = attribute.meaning;
@@ -241,12 +282,14 @@ int run(const Options& options) {
   const OperatorInfo& info = find_operator(options.op.empty() ? op->second : options.op);
   if (options.op.empty()) as_usage([&] { check_flags(info, options.attributes); });
   const Attributes attributes(info, attributes_of(file, info, options.attributes));
-  const Inputs inputs = read_inputs(file, info, options.backward);
+  Inputs inputs = read_inputs(file, info, options.backward);
   Context context = options.common.context();
+  if (options.dtype != "f32") {
+    round_inputs(context, info, options.dtype == "bf16" ? DType::kBF16 : DType::kF16, inputs);
+  }
 
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<NamedArray> results =
-      run_operator(context, info, attributes, inputs.tensors, options.backward);
+  std::vector<NamedArray> results = results_of(context, info, attributes, inputs, options.backward);
   const std::chrono::duration<double, std::milli> elapsed =
       std::chrono::steady_clock::now() - start;
 
@@ -257,12 +300,14 @@ int run(const Options& options) {
                       options.output.empty() ? "" : ": results in " + options.output);
   Json report = {{"op", info.name},
                  {"attributes", attributes.values()},
+                 {"dtype", options.dtype},
                  {"milliseconds", elapsed.count()},
                  {"isa", name_of(context.isa())},
                  {"threads", context.threads()}};
   bool within = true;
   if (options.compare) {
-    const std::vector<Comparison> comparisons = compare(file, results, inputs.narrow);
+    const std::vector<Comparison> comparisons =
+        compare(file, in_float32(context, std::move(results)), inputs.narrow);
     if (comparisons.empty()) {
       throw Error(ErrorKind::kInvalidArgument,
                   fmt::format("{} holds no expected tensor to compare with: none is named {}",
@@ -305,10 +350,16 @@ Action declare(CLI::App& parser) {
   parser.add_option("IN", options->input,
                     "A safetensors file with the operator's inputs; its metadata may name the "
                     "operator ('op') and its attributes");
-  parser.add_option("-o,--output", options->output, "Write the results, float32, to this file")
+  parser.add_option("-o,--output", options->output, "Write the results to this file")
       ->type_name("FILE");
   parser.add_option("--op", options->op, "The operator, over that of the metadata")
       ->type_name("NAME");
+  parser
+      .add_option("--dtype", options->dtype,
+                  "The type of inputs, outputs and gradients: f32, bf16, f16; states are f32")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
+      ->type_name("TYPE")
+      ->capture_default_str();
   parser.add_flag("--backward", options->backward,
                   "Also compute the gradients of all inputs, from 'do' and others in the file");
   parser.add_flag(
