@@ -417,6 +417,9 @@ class Attend(ProgramTest):
               arguments=("--op", "retentoin"))
         fails("feature_map 'expo' is not one of identity", code=2,
               arguments=("-o", self.out, "--feature-map", "expo"))
+        for flags in (("--feature-map", "dpfp", "--nu", str(2**61 + 1)),
+                      ("--feature-map", "dpfp", "--nu", "-1")):
+            fails("from 1 to 1048576", arguments=("-o", self.out, *flags))
         self.metadata["op"] = "linear_atn"
         fails("no operator 'linear_atn'", "did you mean 'linear_attn'?")
         del self.metadata["op"]

@@ -307,7 +307,7 @@ int run(const Options& options) {
   bool within = true;
   if (options.compare) {
     const std::vector<Comparison> comparisons =
-        compare(file, in_float32(context, std::move(results)), inputs.narrow);
+        compare(file, in_float32(context, std::move(results)), inputs.narrow, context.isa());
     if (comparisons.empty()) {
       throw Error(ErrorKind::kInvalidArgument,
                   fmt::format("{} holds no expected tensor to compare with: none is named {}",

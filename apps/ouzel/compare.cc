@@ -55,7 +55,7 @@ std::string fault_of(const Pair& pair) {
 }  // namespace
 
 std::vector<Comparison> compare(const SafetensorsReader& file,
-                                const std::vector<NamedArray>& results, bool narrow) {
+                                const std::vector<NamedArray>& results, bool narrow, Isa isa) {
   std::vector<Pair> pairs;
   double largest[2] = {0, 0};  // of outputs, of gradients
   for (const NamedArray& result : results) {
@@ -68,7 +68,7 @@ std::vector<Comparison> compare(const SafetensorsReader& file,
     kind = std::max(kind, rms(pair.truth));
     pairs.push_back(std::move(pair));
   }
-  const Bounds& bounds = narrow ? kHalf : kFloat32;
+  const Bounds bounds = bounds_on(isa, narrow ? kHalf : kFloat32);
   std::vector<Comparison> comparisons;
   for (const Pair& pair : pairs) {
     Comparison c;

@@ -20,10 +20,10 @@ struct Comparison {
 };
 
 // Compares every result of which the file holds the truth, by kFloat32, or kHalf where inputs were
-// 16-bit floats (`narrow`). Truths beyond 1e37 only have to be met in kind: a state may use them as
-// a mark.
+// 16-bit floats (`narrow`), as they hold on an instruction set. Truths beyond 1e37 only have to be
+// met in kind: a state may use them as a mark.
 std::vector<Comparison> compare(const SafetensorsReader& file,
-                                const std::vector<NamedArray>& results, bool narrow);
+                                const std::vector<NamedArray>& results, bool narrow, Isa isa);
 
 // One line: name, error, bound, verdict.
 std::string describe(const Comparison& comparison);

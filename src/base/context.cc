@@ -21,7 +21,9 @@ namespace ouzel {
 std::vector<Isa> supported_isas() {
   const auto targets = static_cast<std::int64_t>(hwy::SupportedTargets());
   std::vector<Isa> list;
+#ifndef OUZEL_WITHOUT_AVX512
   if (targets & HWY_AVX3) list.push_back(Isa::kAvx512);
+#endif
   if (targets & HWY_AVX2) list.push_back(Isa::kAvx2);
   list.push_back(Isa::kPortable);
   return list;

@@ -331,7 +331,8 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
   const float *k = nullptr, *e = nullptr, *w = a.write + values, *r = nullptr, *dr = nullptr;
   float *dk = a.dk + keys, *db = nullptr, *dg = nullptr;
   float* partial = a.partial + p.value % kValueTile * kLanes - begin * kValueTile * kLanes;
-  const float* history = a.history - begin * kValues * kKeys;
+  const float* history = nullptr;
+  if constexpr (Kind::kDirect) history = a.history - begin * kValues * kKeys;
   if constexpr (Kind::kErases) {
     e = a.e + keys, dr = a.read_grad + values;
   } else {

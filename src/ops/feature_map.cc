@@ -197,7 +197,10 @@ MapSizes check_weights(const char* op, const std::string& side, const FeatureMap
   return sizes;
 }
 
-void check_options(const char* op, const FeatureMap& map) {
+}  // namespace
+
+void check_map_options(const char* op, const FeatureMap& map) {
+  constexpr std::int64_t kMostProducts = 1 << 20;  // 2 K times this is a number
   const FeatureMapOptions& o = map.options;
   if (o.kernel_scale && !(std::isfinite(*o.kernel_scale) && *o.kernel_scale >= 0)) {
     refuse(op, fmt::format("the scale s of the feature map {} must be at least 0, since features "
@@ -207,8 +210,9 @@ void check_options(const char* op, const FeatureMap& map) {
   if (!(o.kernel_eps >= 0) || !(o.l2norm_eps >= 0)) {
     refuse(op, "kernel_eps and l2norm_eps must be at least 0");
   }
-  if (map.kind == kDpfp && o.nu < 1) {
-    refuse(op, fmt::format("nu of the feature map dpfp must be at least 1, not {}", o.nu));
+  if (map.kind == kDpfp && (o.nu < 1 || o.nu > kMostProducts)) {
+    refuse(op, fmt::format("nu of the feature map dpfp must be from 1 to {}, not {}", kMostProducts,
+                           o.nu));
   }
   if (map.kind == kCosformer && o.max_length < 1) {
     refuse(op, fmt::format("the feature map cosformer needs m, the length that positions stay "
@@ -216,8 +220,6 @@ void check_options(const char* op, const FeatureMap& map) {
                            o.max_length));
   }
 }
-
-}  // namespace
 
 std::span<const FeatureMapInfo> feature_maps() { return kMaps; }
 
@@ -287,7 +289,7 @@ std::int64_t weight_sums_size(const MapSizes& sizes) {
 
 MapSizes check_feature_map(const char* op, const FeatureMap& map, std::int64_t query_heads,
                            std::int64_t key_heads, std::int64_t keys) {
-  check_options(op, map);
+  check_map_options(op, map);
   const MapSizes q = check_weights(op, "q", map, map.q, query_heads, keys);
   const bool tied = !map.k.w1.present();
   const MapSizes k = check_weights(op, tied ? "q" : "k", map, key_weights(map), key_heads, keys);

@@ -40,6 +40,9 @@ inline bool is_elementwise(FeatureMapKind kind) {
          kind == FeatureMapKind::kRelu;
 }
 
+// Throws Error(kInvalidArgument) for options that a map does not stand.
+void check_map_options(const char* op, const FeatureMap& map);
+
 struct MapSizes {
   std::int64_t keys = 0;                  // K
   std::int64_t rows = 0;                  // m: of W

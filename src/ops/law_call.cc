@@ -53,10 +53,12 @@ void LawCall::check_options(const LawOptions& options, const RecurrenceInputs& i
   }
   l2norm_eps_ = static_cast<float>(options.l2norm_eps);
   if (!(l2norm_eps_ >= 0 && std::isfinite(l2norm_eps_))) refuse("l2norm_eps must be at least 0");
-  if (options.num_householder < 1 || (options.num_householder > 1 && !law_.many_rows())) {
-    refuse(fmt::format("num_householder must be {}, not {}",
-                       law_.many_rows() ? "at least 1" : "1 (a token writes one key)",
-                       options.num_householder));
+  constexpr std::int64_t kMostRows = 1 << 20;  // tokens times this is a number
+  if (options.num_householder < 1 || options.num_householder > (law_.many_rows() ? kMostRows : 1)) {
+    refuse(fmt::format(
+        "num_householder must be {}, not {}",
+        law_.many_rows() ? fmt::format("from 1 to {}", kMostRows) : "1 (a token writes one key)",
+        options.num_householder));
   }
   // An input that the law has no use for is a mistake of the caller.
   using In = RecurrenceInputs;

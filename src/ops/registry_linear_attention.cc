@@ -52,7 +52,9 @@ std::int64_t features_of(const Attributes& attributes, const Letters& letters) {
     return found != letters.end() ? found->second : otherwise;
   };
   const std::int64_t keys = letter("K", 1);
-  return feature_count(feature_map_of(attributes), keys, letter("M", keys), letter("L", 1));
+  const FeatureMap map = feature_map_of(attributes);
+  check_map_options("linear_attention", map);
+  return feature_count(map, keys, letter("M", keys), letter("L", 1));
 }
 
 // Its forward and backward calls, bound to the options.

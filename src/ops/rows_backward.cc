@@ -71,21 +71,27 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
   const auto take = [&](bool wanted, std::int64_t count) {
     return wanted ? memory.template take<float>(count) : nullptr;
   };
+  // Of a chunk. Zeros: what lies between the end of a row and its pitch is looked at too.
+  const auto take_rows = [&](bool wanted, std::int64_t count) {
+    float* x = take(wanted, count);
+    if (x != nullptr) std::fill_n(x, count, 0.0f);
+    return x;
+  };
   for (LawRows* r : {&packed, &grads}) {
     r->key_pitch = key_pitch;
     r->value_pitch = value_pitch;
-    r->q = take(true, kind.queries * chunk * key_pitch);
-    r->k = take(true, rows * key_pitch);
-    r->v = take(true, rows * value_pitch);
-    r->g = take(kind.decay, rows * (kind.decay_per_key ? key_pitch : 1));
-    r->gv = take(kind.value_decay, rows * value_pitch);
-    r->e = take(erases, rows * key_pitch);
-    r->b = take(general, rows * key_pitch);
-    r->c = take(erases && !general, rows * (kind.strength_per_value ? value_pitch : 1));
-    r->u = take(kind.bonus, key_pitch);
+    r->q = take_rows(true, kind.queries * chunk * key_pitch);
+    r->k = take_rows(true, rows * key_pitch);
+    r->v = take_rows(true, rows * value_pitch);
+    r->g = take_rows(kind.decay, rows * (kind.decay_per_key ? key_pitch : 1));
+    r->gv = take_rows(kind.value_decay, rows * value_pitch);
+    r->e = take_rows(erases, rows * key_pitch);
+    r->b = take_rows(general, rows * key_pitch);
+    r->c = take_rows(erases && !general, rows * (kind.strength_per_value ? value_pitch : 1));
+    r->u = take_rows(kind.bonus, key_pitch);
   }
-  output_grad = take(true, kind.queries * rows * value_pitch);
-  token_grad = take(kind.rows_per_token > 1, kind.queries * chunk * value_pitch);
+  output_grad = take_rows(true, kind.queries * rows * value_pitch);
+  token_grad = take_rows(kind.rows_per_token > 1, kind.queries * chunk * value_pitch);
   if (kind.decay) {
     folds.per_key = kind.decay_per_key;
     folds.groups = kind.decay_per_key ? keys / kKeyGroup : 1;
@@ -99,10 +105,10 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
   value_decay = take(kind.value_decay, rows * value_pitch);
   value_total = take(kind.value_decay, value_pitch);
   const bool spread = kind.rows_per_token > 1;
-  q = take(kind.decay || spread, kind.queries * rows * key_pitch);
-  k = take(kind.decay, rows * key_pitch);
-  e = take(kind.decay && erases, rows * key_pitch);
-  b = take(kind.decay && general, rows * key_pitch);
+  q = take_rows(kind.decay || spread, kind.queries * rows * key_pitch);
+  k = take_rows(kind.decay, rows * key_pitch);
+  e = take_rows(kind.decay && erases, rows * key_pitch);
+  b = take_rows(kind.decay && general, rows * key_pitch);
   dq = take(spread, kind.queries * rows * key_pitch);
   dg = kind.decay_per_key ? grads.g : take(decays, rows * key_pitch);
   gate_sums = take(kind.decay, key_pitch);
@@ -116,11 +122,11 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
   first = memory.template take<std::uint8_t>(erases ? rows + 1 : 0);
   folded = memory.template take<std::uint8_t>(erases ? rows : 0);
   const bool folds_blocks = erases && kind.decay;
-  block_q = take(folds_blocks, kind.queries * rows * key_pitch);
+  block_q = take_rows(folds_blocks, kind.queries * rows * key_pitch);
   for (float** p : {&block_k, &block_e, &block_factor}) {
-    *p = take(folds_blocks, rows * key_pitch);
+    *p = take_rows(folds_blocks, rows * key_pitch);
   }
-  block_b = take(folds_blocks && general, rows * key_pitch);
+  block_b = take_rows(folds_blocks && general, rows * key_pitch);
   history = take(decays, kSweepBlock * kStateTile);
   partial = take(true, 2 * kSweepBlock * kValueTile * 16);
   state_size = keys * padded(kind.values, kValueSlab);

@@ -160,6 +160,7 @@ class Scan {
                       float** out) const;
   bool run_slabs(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
                  std::int64_t count, bool resets);
+  void clear_padding(float* state, std::int64_t width) const;
   void run_rows(RowSource& source, std::int64_t first, std::int64_t column);
   // body(slab's state, offset in it, key, column, width) for each row of each slab.
   template <class Body>
@@ -440,12 +441,23 @@ bool Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column,
 
 // Outputs that only know of finite numbers stay as they are: they must not depend on what comes
 // later.
+// What fills a slab up to whole blocks may hold NaN by now, and no reset reaches it.
+void Scan::clear_padding(float* state, std::int64_t width) const {
+  for (float* part = state; part < state + slab_state(); part += half_) {
+    for (std::int64_t i = 0; i < kind_.keys; ++i) {
+      std::fill(part + i * kSlab + width, part + (i + 1) * kSlab, 0.0f);
+    }
+    std::fill(part + kind_.keys * kSlab, part + half_, 0.0f);
+  }
+}
+
 void Scan::run_rows(RowSource& source, std::int64_t first, std::int64_t column) {
   rows_.e = e_rows_;
   source.pack(first, column, columns_, rows_);
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
     if (!by_rows_[slab]) continue;
     const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
+    clear_padding(state_[slab], width);
     locate_outputs(source, first, column + slab * kSlab, out_);
     bool finite = all_finite(isa_, half_, state_[slab]);
     for (std::int64_t i = 0; i < rows(); ++i) {
