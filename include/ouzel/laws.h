@@ -1,8 +1,7 @@
 // Laws whose state decays by gates or is erased before it is written. Each is an object that is
 // called like a function:
 //
-//     ouzel::gated_delta_rule(context, {}, {.q = q, .k = k, .v = v, .g = g, .beta = beta}, {.o =
-//     o});
+//     ouzel::gla(context, {}, {.q = q, .k = k, .v = v, .g = g}, {.o = o});
 //
 // docs/laws.md has the equations; shapes and inputs are in recurrence.h. Inputs, outputs and their
 // gradients may be float32, bfloat16 or float16, each its own; states are float32.

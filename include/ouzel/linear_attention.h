@@ -16,7 +16,7 @@ struct LinearAttentionOptions {
   FeatureMap feature_map;
   std::optional<double> scale;  // default: K^-0.5 for the identity map, else 1 (docs/numerics.md)
   bool normalize = false;
-  std::optional<double> eps;  // default: 1e-6; identity map 1e-10; elementwise_product 0
+  std::optional<double> eps;  // default: the map's own, see docs/numerics.md
   bool causal = true;
   bool reverse = false;  // tokens are processed from last to first; o stays at the token's position
   Form form = Form::kAuto;
