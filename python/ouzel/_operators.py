@@ -136,24 +136,30 @@ def documentation(law, backward):
     return "\n".join(lines)
 
 
-def _tuple(names):
-    return "(" + "".join(name + ", " for name in names) + ")"
+def define(law, backward, body, space):
+    """A function with the operator's parameters, named as it is, that returns `body`; `space` holds
+    what the body refers to."""
+    name = "vjp" if backward else law.name
+    source = f"def {name}({signature(*parameters(law, backward))}):\n    return {body}\n"
+    exec(compile(source, f"<{space['__name__']}.{law.name}>", "exec"), space)
+    function = space[name]
+    function.__doc__ = documentation(law, backward)
+    return function
 
 
-def _source(law, index):
-    """The text of both functions."""
-    attributes = _tuple(a.name for a in law.attributes)
-    inputs = [tensor.name for tensor in law.inputs]
-    states = "output_final_state" if keeps_state(law) else "False"
-    forward = signature(*parameters(law, backward=False))
-    backward = signature(*parameters(law, backward=True))
-    above = [output.gradient for output in upstream(law)]
-    return (
-        f"def {law.name}({forward}):\n"
-        f"    return _forward({index}, {_tuple(inputs)}, {attributes}, {states}, context)\n"
-        f"def vjp({backward}):\n"
-        f"    return _vjp({index}, {_tuple(inputs + above)}, {attributes}, context)\n"
-    )
+def arguments(law, backward=False):
+    """The text of a call's arguments: its tensors, its attributes, whether states are wanted."""
+
+    def together(names):
+        return "(" + "".join(name + ", " for name in names) + ")"
+
+    tensors = [tensor.name for tensor in law.inputs]
+    if backward:
+        tensors += [output.gradient for output in upstream(law)]
+    both = f"{together(tensors)}, {together(a.name for a in law.attributes)}"
+    if backward:
+        return both
+    return both + (", output_final_state" if keeps_state(law) else ", False")
 
 
 def functions():
@@ -161,10 +167,8 @@ def functions():
     made = {}
     for index, law in enumerate(_TABLE):
         space = {"_forward": _core.forward, "_vjp": _core.vjp, "__name__": "ouzel"}
-        exec(compile(_source(law, index), f"<ouzel.{law.name}>", "exec"), space)
-        function, vjp = space[law.name], space["vjp"]
-        function.__doc__ = documentation(law, backward=False)
-        vjp.__doc__ = documentation(law, backward=True)
+        function = define(law, False, f"_forward({index}, {arguments(law)}, context)", space)
+        vjp = define(law, True, f"_vjp({index}, {arguments(law, backward=True)}, context)", space)
         vjp.__qualname__ = f"{law.name}.vjp"
         function.vjp = vjp
         for name in (law.name, *law.aliases):

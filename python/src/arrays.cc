@@ -50,9 +50,10 @@ nb::dlpack::dtype dlpack_of(DType dtype) {
   return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
 }
 
-enum class Framework { kNumpy, kTorch, kJax };
+enum class Framework { kNumpy, kTorch, kJax, kDlpack };
 
 Framework framework_of(nb::handle like) {
+  if (PyCapsule_CheckExact(like.ptr())) return Framework::kDlpack;
   const PyTypeObject* type = Py_TYPE(like.ptr());
   if (std::string_view(type->tp_name) == "numpy.ndarray") return Framework::kNumpy;
   const nb::object module =
@@ -141,6 +142,7 @@ nb::object ResultArray::release(nb::handle like) {
   };
   if (framework == Framework::kTorch) return make(nb::pytorch());
   if (framework == Framework::kJax) return make(nb::jax());
+  if (framework == Framework::kDlpack) return make(nb::no_framework());
   nb::object array = make(nb::numpy());
   return numpy_bfloat16 ? array.attr("view")(like.attr("dtype")) : array;
 }

@@ -15,7 +15,7 @@ namespace ouzel::python {
 
 namespace nb = nanobind;
 
-// NumPy's, or anything with __dlpack__ on the CPU. Keeps the array alive.
+// NumPy's, anything with __dlpack__ on the CPU, or a DLPack capsule. Keeps the array alive.
 class GivenArray {
  public:
   // `call` and `name` say in errors what it is: "retention: q". Throws TypeError,
@@ -33,7 +33,7 @@ class ResultArray {
  public:
   ResultArray(const std::vector<std::int64_t>& shape, DType dtype);
   const Tensor& tensor() const { return tensor_; }
-  // Of the kind of `like`: PyTorch, JAX, else NumPy. Gives the memory away.
+  // Of the kind of `like`: PyTorch, JAX, a DLPack capsule, else NumPy. Gives the memory away.
   nb::object release(nb::handle like);
 
  private:

@@ -2,6 +2,7 @@
 // by ouzel/_operators.py; they end here.
 #include "python/src/operators.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -163,35 +164,48 @@ class Call {
   std::map<std::string, ResultArray> memory_;
 };
 
-// The outputs: the first alone if the operator keeps no state, else a tuple of it, the final state
-// (None if not asked for) and what else the attributes call for.
-nb::object forward(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
-                   bool output_final_state, PyContext* context) {
+// The outputs by name: the first, the final state (None if not asked for) and what else the
+// attributes call for.
+nb::dict outputs(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
+                 bool output_final_state, PyContext* context) {
   Call call(index, arrays, attributes, /*backward=*/false);
-  const std::vector<TensorInfo>& outputs = call.info().outputs;
   call.run(context_or_default(context),
            [&](const ResultInfo& result) { return output_final_state || !result.is_state; });
-  nb::list results;
-  results.append(call.take(outputs.front().name));
+  nb::dict named;
   bool first_state = true;
-  for (auto output = outputs.begin() + 1; output != outputs.end(); ++output) {
+  for (const TensorInfo& output : call.info().outputs) {
     const bool given =
-        std::ranges::find(call.results(), output->name, &ResultInfo::name) != call.results().end();
-    if (given || (output->is_state() && first_state)) results.append(call.take(output->name));
-    first_state = first_state && !output->is_state();
+        std::ranges::find(call.results(), output.name, &ResultInfo::name) != call.results().end();
+    if (given || (output.is_state() && first_state)) {
+      named[output.name.c_str()] = call.take(output.name);
+    }
+    first_state = first_state && !output.is_state();
   }
+  return named;
+}
+
+// The outputs in order: the first alone if there is no other, else a tuple.
+nb::object forward(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
+                   bool output_final_state, PyContext* context) {
+  const nb::list results = outputs(index, arrays, attributes, output_final_state, context).values();
   return results.size() == 1 ? nb::object(results[0]) : nb::object(nb::tuple(results));
 }
 
-// The gradients of all inputs that were given, by name.
+// The gradients of all inputs that were given, by name; with `wanted`, a bool for each input, of
+// those only.
 nb::dict vjp(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
-             PyContext* context) {
+             PyContext* context, const std::optional<std::vector<bool>>& wanted) {
   Call call(index, arrays, attributes, /*backward=*/true);
-  call.run(context_or_default(context),
-           [](const ResultInfo& result) { return result.is_gradient; });
+  const std::vector<TensorInfo>& inputs = call.info().inputs;
+  const auto is_wanted = [&](const ResultInfo& result) {
+    if (!result.is_gradient || !wanted) return result.is_gradient;
+    const auto input = std::ranges::find(inputs, result.name, &TensorInfo::gradient);
+    return wanted->at(static_cast<std::size_t>(input - inputs.begin())) != 0;
+  };
+  call.run(context_or_default(context), is_wanted);
   nb::dict gradients;
   for (const ResultInfo& result : call.results()) {
-    if (result.is_gradient) gradients[result.name.c_str()] = call.take(result.name);
+    if (is_wanted(result)) gradients[result.name.c_str()] = call.take(result.name);
   }
   return gradients;
 }
@@ -238,8 +252,10 @@ nb::dict explain_law(const std::string& law, std::int64_t tokens, std::int64_t k
 
 void bind_operators(nb::module_& module) {
   module.def("table", table);
+  module.def("outputs", outputs, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("forward", forward, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
-  module.def("vjp", vjp, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("vjp", vjp, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
+             nb::arg("wanted") = nb::none());
   module.def("explain", explain_law, nb::arg("law"), nb::arg("T") = 4096, nb::arg("K") = 64,
              nb::arg("V") = 64, nb::arg("H") = 16,
              "What a law costs by count, beside softmax attention of the same sizes: operations "

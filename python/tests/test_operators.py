@@ -18,17 +18,6 @@ def sample(shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def holds(conditions, law, given):
-    """Whether "normalize=true form!=parallel" is what the call says."""
-    for condition in conditions.split():
-        name, _, value = condition.partition("=")
-        negated, name = name.endswith("!"), name.rstrip("!")
-        default = next(a.default for a in law.attributes if a.name == name)
-        if (str(given.get(name, default)).lower() == value) == negated:
-            return False
-    return True
-
-
 @pytest.mark.parametrize("path", golden.files(), ids=lambda path: path.stem)
 def test_golden_files(path):
     file = golden.Golden(path)
@@ -38,7 +27,7 @@ def test_golden_files(path):
     stateful = _operators.keeps_state(law)
     results = function(**given, **({"output_final_state": True} if stateful else {}))
     results = results if isinstance(results, tuple) else (results,)
-    names = [output.name for output in law.outputs if holds(output.when, law, given)]
+    names = [output.name for output in law.outputs if golden.holds(output.when, law, given)]
     got = dict(zip(names, [r for r in results if r is not None], strict=True))
     golden.check({n: file.tensors[n] for n in file.metadata["outputs"]}, got, OUTPUT_BOUND)
 
