@@ -3,6 +3,7 @@
 #include "src/kernels/norm.h"
 
 #include <cmath>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/kernels/norm.cc"
@@ -18,28 +19,87 @@ HWY_BEFORE_NAMESPACE();
 namespace ouzel::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-template <bool kWeight, bool kGate>
+// What a gate is worth, and its slope.
+struct NoGate {
+  static constexpr bool kGate = false, kFirst = false;
+};
+template <bool kIsFirst>
+struct Silu {
+  static constexpr bool kGate = true, kFirst = kIsFirst;
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V value(D d, V g) {
+    return math::silu(d, g);
+  }
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V slope(D d, V g, V& value) {
+    const V s = math::sigmoid(d, g);
+    value = hn::Mul(g, s);
+    return hn::MulAdd(value, hn::Sub(hn::Set(d, 1.0f), s), s);  // s + g s (1 - s)
+  }
+};
+template <bool kIsFirst>
+struct Sigmoid {
+  static constexpr bool kGate = true, kFirst = kIsFirst;
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V value(D d, V g) {
+    return math::sigmoid(d, g);
+  }
+  template <class D, class V = hn::Vec<D>>
+  static HWY_INLINE V slope(D d, V g, V& value) {
+    value = math::sigmoid(d, g);
+    return hn::NegMulAdd(value, value, value);
+  }
+};
+
+// Calls f(gate, weight), types of above and std::bool_constant.
+template <class Norm, class F>
+HWY_INLINE void ForKind(const Norm& n, F&& f) {
+  const auto with_weight = [&](auto gate) HWY_ATTR {
+    n.weight != nullptr ? f(gate, std::true_type()) : f(gate, std::false_type());
+  };
+  const auto with_order = [&](auto gate, auto gate_first) HWY_ATTR {
+    n.options.gate_first ? with_weight(gate_first) : with_weight(gate);
+  };
+  if (n.gate.data == nullptr) {
+    with_weight(NoGate());
+  } else if (n.options.activation == GateActivation::kSilu) {
+    with_order(Silu<false>(), Silu<true>());
+  } else {
+    with_order(Sigmoid<false>(), Sigmoid<true>());
+  }
+}
+
+template <class Gate, bool kWeight>
 void Forward(const RmsNorm& n, int64_t begin, int64_t end) {
   const hn::ScalableTag<float> d;
   const int64_t groups = n.x.extent[1], size = n.x.extent[2];
+  const int64_t weight_pitch = n.options.weight_per_group ? size : 0;
   for (int64_t row = begin; row < end; ++row) {
     for (int64_t group = 0; group < groups; ++group) {
       const float* x = n.x(row, group);
-      const float* gate = kGate ? n.gate(row, group) : nullptr;
+      const float* gate = Gate::kGate ? n.gate(row, group) : nullptr;
+      const float* weight = kWeight ? n.weight + group * weight_pitch : nullptr;
       float* y = n.y(row, group);
       auto sum = hn::Zero(d);
       ForVectors(d, size, [&](int64_t i, auto lanes) HWY_ATTR {
-        const auto v = lanes.Load(d, x + i);
+        auto v = lanes.Load(d, x + i);
+        if constexpr (Gate::kFirst) {
+          v = hn::Mul(v, Gate::value(d, lanes.Load(d, gate + i)));
+          lanes.Store(v, d, y + i);
+        }
         sum = hn::MulAdd(v, v, sum);
       });
       const float mean = hn::GetLane(hn::SumOfLanes(d, sum)) / static_cast<float>(size);
-      const float rstd = 1.0f / std::sqrt(mean + n.eps);
+      const float rstd = 1.0f / std::sqrt(mean + n.options.eps);
       if (n.rstd != nullptr) n.rstd[row * groups + group] = rstd;
       const auto scale = hn::Set(d, rstd);
+      const float* from = Gate::kFirst ? y : x;
       ForVectors(d, size, [&](int64_t i, auto lanes) HWY_ATTR {
-        auto v = hn::Mul(lanes.Load(d, x + i), scale);
-        if constexpr (kWeight) v = hn::Mul(v, lanes.Load(d, n.weight + i));
-        if constexpr (kGate) v = hn::Mul(v, math::silu(d, lanes.Load(d, gate + i)));
+        auto v = hn::Mul(lanes.Load(d, from + i), scale);
+        if constexpr (kWeight) v = hn::Mul(v, lanes.Load(d, weight + i));
+        if constexpr (Gate::kGate && !Gate::kFirst) {
+          v = hn::Mul(v, Gate::value(d, lanes.Load(d, gate + i)));
+        }
         lanes.Store(v, d, y + i);
       });
     }
@@ -47,49 +107,52 @@ void Forward(const RmsNorm& n, int64_t begin, int64_t end) {
 }
 
 void RmsNormRows(const RmsNorm& n, int64_t begin, int64_t end) {
-  const bool gate = n.gate.data != nullptr;
-  if (n.weight != nullptr) {
-    gate ? Forward<true, true>(n, begin, end) : Forward<true, false>(n, begin, end);
-  } else {
-    gate ? Forward<false, true>(n, begin, end) : Forward<false, false>(n, begin, end);
-  }
+  ForKind(n, [&](auto gate, auto weight)
+                 HWY_ATTR { Forward<decltype(gate), decltype(weight)::value>(n, begin, end); });
 }
 
-// With u = x rstd and s = silu(g): t = dy w s, dx = rstd (t - u mean(t u)), dw = sum dy s u,
-// dg = dy w u silu'(g). t is kept in dx between the passes.
-template <bool kWeight, bool kGate>
-void Backward(const RmsNormBackward& n, int64_t begin, int64_t end, float* HWY_RESTRICT dweight) {
+// With a = act(g), a' its slope and u what is normalised, x or (gate first) x a, times rstd:
+//
+//     gate last   t = dy w a;  dx = rstd (t - u mean(t u));  dw = sum dy a u;  dg = dy w u a'
+//     gate first  t = dy w;    e = rstd (t - u mean(t u));   dw = sum dy u;    dx = e a, dg = e x
+//     a'
+//
+// t is kept in dx between the passes.
+template <class Gate, bool kWeight>
+void Backward(const RmsNormBackward& n, int64_t begin, int64_t end, float* HWY_RESTRICT dweights) {
   const hn::ScalableTag<float> d;
-  const auto one = hn::Set(d, 1.0f);
   const int64_t groups = n.x.extent[1], size = n.x.extent[2];
+  const int64_t weight_pitch = n.options.weight_per_group ? size : 0;
   for (int64_t row = begin; row < end; ++row) {
     for (int64_t group = 0; group < groups; ++group) {
       const float* x = n.x(row, group);
-      const float* gate = kGate ? n.gate(row, group) : nullptr;
+      const float* gate = Gate::kGate ? n.gate(row, group) : nullptr;
+      const float* weight = kWeight ? n.weight + group * weight_pitch : nullptr;
+      float* dweight = kWeight && dweights != nullptr ? dweights + group * weight_pitch : nullptr;
       const float* dy = n.dy(row, group);
       float* dx = n.dx(row, group);
-      float* dgate = kGate ? n.dgate(row, group) : nullptr;
+      float* dgate = Gate::kGate ? n.dgate(row, group) : nullptr;
       const float rstd = n.rstd[row * groups + group];
       const auto scale = hn::Set(d, rstd);
       auto dot = hn::Zero(d);
       ForVectors(d, size, [&](int64_t i, auto lanes) HWY_ATTR {
-        const auto u = hn::Mul(lanes.Load(d, x + i), scale);
+        auto u = hn::Mul(lanes.Load(d, x + i), scale);
         auto t = lanes.Load(d, dy + i);
-        if constexpr (kGate) {
-          const auto g = lanes.Load(d, gate + i);
-          const auto s = math::sigmoid(d, g);
-          const auto gs = hn::Mul(g, s);
-          // silu'(g) = s + g s (1 - s)
-          auto dg = hn::Mul(hn::Mul(t, u), hn::MulAdd(gs, hn::Sub(one, s), s));
-          if constexpr (kWeight) dg = hn::Mul(dg, lanes.Load(d, n.weight + i));
+        if constexpr (Gate::kFirst) {
+          u = hn::Mul(u, Gate::value(d, lanes.Load(d, gate + i)));
+        } else if constexpr (Gate::kGate) {
+          auto value = hn::Zero(d);
+          auto dg = Gate::slope(d, lanes.Load(d, gate + i), value);
+          dg = hn::Mul(hn::Mul(t, u), dg);
+          if constexpr (kWeight) dg = hn::Mul(dg, lanes.Load(d, weight + i));
           lanes.Store(dg, d, dgate + i);
-          t = hn::Mul(t, gs);
+          t = hn::Mul(t, value);
         }
         if constexpr (kWeight) {
           if (dweight != nullptr) {
             lanes.Store(hn::MulAdd(t, u, lanes.Load(d, dweight + i)), d, dweight + i);
           }
-          t = hn::Mul(t, lanes.Load(d, n.weight + i));
+          t = hn::Mul(t, lanes.Load(d, weight + i));
         }
         dot = hn::MulAdd(t, u, dot);
         lanes.Store(t, d, dx + i);
@@ -97,22 +160,26 @@ void Backward(const RmsNormBackward& n, int64_t begin, int64_t end, float* HWY_R
       const float mean = hn::GetLane(hn::SumOfLanes(d, dot)) / static_cast<float>(size);
       const auto back = hn::Set(d, -mean * rstd);
       ForVectors(d, size, [&](int64_t i, auto lanes) HWY_ATTR {
-        const auto t = hn::MulAdd(lanes.Load(d, x + i), back, lanes.Load(d, dx + i));
-        lanes.Store(hn::Mul(t, scale), d, dx + i);
+        const auto v = lanes.Load(d, x + i);
+        const auto t = lanes.Load(d, dx + i);
+        if constexpr (Gate::kFirst) {
+          auto value = hn::Zero(d);
+          const auto slope = Gate::slope(d, lanes.Load(d, gate + i), value);
+          const auto e = hn::Mul(hn::MulAdd(hn::Mul(v, value), back, t), scale);
+          lanes.Store(hn::Mul(e, value), d, dx + i);
+          lanes.Store(hn::Mul(hn::Mul(e, v), slope), d, dgate + i);
+        } else {
+          lanes.Store(hn::Mul(hn::MulAdd(v, back, t), scale), d, dx + i);
+        }
       });
     }
   }
 }
 
 void RmsNormBackwardRows(const RmsNormBackward& n, int64_t begin, int64_t end, float* dweight) {
-  const bool gate = n.gate.data != nullptr;
-  if (n.weight != nullptr) {
-    gate ? Backward<true, true>(n, begin, end, dweight)
-         : Backward<true, false>(n, begin, end, dweight);
-  } else {
-    gate ? Backward<false, true>(n, begin, end, dweight)
-         : Backward<false, false>(n, begin, end, dweight);
-  }
+  ForKind(n, [&](auto gate, auto weight) HWY_ATTR {
+    Backward<decltype(gate), decltype(weight)::value>(n, begin, end, dweight);
+  });
 }
 
 }  // namespace ouzel::HWY_NAMESPACE

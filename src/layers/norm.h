@@ -5,6 +5,7 @@
 #include <string>
 
 #include "src/layers/layer.h"
+#include "src/ops/norm.h"
 
 namespace ouzel {
 
@@ -28,7 +29,7 @@ class Norm {
   }
 
   std::int64_t weight_ = -1;  // offset; -1: none
-  float eps_;
+  RmsNormOptions options_;
 };
 
 }  // namespace ouzel

@@ -7,7 +7,6 @@
 
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
-#include "src/kernels/norm.h"
 #include "src/kernels/pointwise.h"
 
 namespace ouzel {
@@ -34,12 +33,12 @@ void check(const char* op, const char* name, const View<T, 3>& view,
 
 }  // namespace
 
-void rms_norm(Context& context, View<const float, 3> x, const float* weight, float eps,
-              View<const float, 3> gate, View<float, 3> y, float* rstd) {
+void rms_norm(Context& context, const RmsNormOptions& options, View<const float, 3> x,
+              const float* weight, View<const float, 3> gate, View<float, 3> y, float* rstd) {
   check("rms_norm", "y", y, x.extent);
   if (gate.data != nullptr) check("rms_norm", "the gate", gate, x.extent);
   if (x.size() == 0) return;
-  const RmsNorm norm{x, gate, weight, eps, y, rstd};
+  const RmsNorm norm{options, x, gate, weight, y, rstd};
   const std::int64_t rows = x.extent[0];
   const std::int64_t step = std::max<std::int64_t>(1, kTaskElements / (x.extent[1] * x.extent[2]));
   context.impl().run(ceil_div(rows, step), [&](std::int64_t task, Scratch&) {
@@ -47,9 +46,10 @@ void rms_norm(Context& context, View<const float, 3> x, const float* weight, flo
   });
 }
 
-void rms_norm_backward(Context& context, View<const float, 3> x, const float* weight,
-                       View<const float, 3> gate, const float* rstd, View<const float, 3> dy,
-                       View<float, 3> dx, View<float, 3> dgate, float* dweight) {
+void rms_norm_backward(Context& context, const RmsNormOptions& options, View<const float, 3> x,
+                       const float* weight, View<const float, 3> gate, const float* rstd,
+                       View<const float, 3> dy, View<float, 3> dx, View<float, 3> dgate,
+                       float* dweight) {
   check("rms_norm_backward", "dy", dy, x.extent);
   check("rms_norm_backward", "dx", dx, x.extent);
   if (gate.data != nullptr) {
@@ -57,8 +57,9 @@ void rms_norm_backward(Context& context, View<const float, 3> x, const float* we
     check("rms_norm_backward", "dgate", dgate, x.extent);
   }
   if (x.size() == 0) return;
-  const RmsNormBackward norm{x, gate, dy, weight, rstd, dx, dgate};
-  const std::int64_t rows = x.extent[0], size = x.extent[2];
+  const RmsNormBackward norm{options, x, gate, dy, weight, rstd, dx, dgate};
+  const std::int64_t rows = x.extent[0];
+  const std::int64_t size = x.extent[2] * (options.weight_per_group ? x.extent[1] : 1);
   const std::int64_t step = std::max(kMinBlockRows, ceil_div(rows, kMaxBlocks));
   const std::int64_t blocks = ceil_div(rows, step);
   Context::Impl& impl = context.impl();

@@ -12,6 +12,7 @@ std::vector<OperatorInfo> retention_rows();          // registry_retention.cc
 std::vector<OperatorInfo> matrix_law_rows();         // registry_laws.cc
 std::vector<OperatorInfo> softmax_attention_rows();  // registry_softmax_attention.cc
 std::vector<OperatorInfo> short_conv_rows();         // registry_short_conv.cc
+std::vector<OperatorInfo> norm_rows();               // registry_norm.cc
 std::vector<OperatorInfo> scan_rows();               // registry_scans.cc
 std::vector<OperatorInfo> slot_rows();               // registry_slots.cc
 std::vector<OperatorInfo> memory_rows();             // registry_memories.cc

@@ -7,8 +7,17 @@ namespace ouzel {
 namespace {
 
 std::vector<OperatorInfo> (*const kFamilies[])() = {
-    linear_attention_rows, retention_rows, matrix_law_rows,        scan_rows,       slot_rows,
-    memory_rows,           average_rows,   softmax_attention_rows, short_conv_rows, onnx_rows,
+    linear_attention_rows,
+    retention_rows,
+    matrix_law_rows,
+    scan_rows,
+    slot_rows,
+    memory_rows,
+    average_rows,
+    softmax_attention_rows,
+    short_conv_rows,
+    norm_rows,
+    onnx_rows,
 };
 
 std::vector<OperatorInfo> make_table() {
