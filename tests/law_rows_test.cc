@@ -32,7 +32,8 @@ std::vector<float> numbers() {
         value = (bits & 1) != 0 ? INFINITY : -INFINITY;
         break;
       case 3:
-        value = NAN;
+        // With a payload of ones: rounding it as a number would carry into the sign.
+        value = (bits & 1) != 0 ? NAN : std::bit_cast<float>(0x7fffffffu);
         break;
       case 4:  // halfway between two float16
         value = 1 + 0x1p-11f * static_cast<float>(1 + 2 * (bits & 1023));

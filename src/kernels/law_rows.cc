@@ -67,7 +67,7 @@ HWY_INLINE void StoreFirst(D d, V x, BFloat16* p, int64_t n) {
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1u));
   const auto rounded = hn::Add(bits, hn::Add(hn::Set(d32, 0x7fffu), odd));
   const auto quiet = hn::Or(bits, hn::Set(d32, 0x400000u));
-  const auto nan = hn::RebindMask(d32, hn::Ne(x, x));
+  const auto nan = hn::RebindMask(d32, hn::Not(hn::Eq(x, x)));
   const auto upper = hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
   StoreBits(d, hn::DemoteTo(hn::Rebind<uint16_t, D>(), hn::BitCast(hn::RebindToSigned<D>(), upper)),
             p, n);

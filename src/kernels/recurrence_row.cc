@@ -11,6 +11,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "src/kernels/partial-inl.h"
+#include "src/kernels/reset-inl.h"
 #include "src/kernels/two_part-inl.h"
 #include "src/kernels/unroll.h"
 
@@ -26,7 +27,7 @@ constexpr std::int64_t kLanes = HWY_LANES(float);
 enum class Erase { kNone, kCollinear, kGeneral };
 
 HWY_INLINE V decayed(D d, V s, V factor) {
-  return hn::IfThenElseZero(hn::Ne(factor, hn::Zero(d)), hn::Mul(s, factor));
+  return hn::IfThenElseZero(is_kept(d, factor), hn::Mul(s, factor));
 }
 
 float bonus(const RowArgs& a, const float* q) {
@@ -60,7 +61,7 @@ HWY_INLINE void erase_key(const RowArgs& a, std::int64_t i, std::int64_t column,
   const float* s = a.s + i * a.key_stride + column;
   const V factor = hn::Set(d, a.erase_decayed ? a.decay[i * a.decay_stride] : 1.0f);
   const V e = hn::Mul(hn::Set(d, a.e[i]), factor);
-  const auto keep = hn::Ne(factor, hn::Zero(d));
+  const auto keep = is_kept(d, factor);
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
     const V s_j = load<kFull>(s + j * kLanes, width - j * kLanes);
@@ -123,7 +124,7 @@ HWY_INLINE void update(const RowArgs& a, std::int64_t column, std::int64_t width
     const V k = hn::Set(d, a.k[i]), q_i = hn::Set(d, q[i]);
     const V factor = hn::Set(d, a.decay[i * a.decay_stride]);
     const V factor_minus_1 = hn::Set(d, a.decay_minus_1[i * a.decay_stride]);
-    const auto keep = hn::Ne(factor, hn::Zero(d));
+    const auto keep = is_kept(d, factor);
     const auto near_one = hn::Gt(factor_minus_1, hn::Set(d, -0.5f));
     const V shrink = hn::IfThenElse(near_one, factor_minus_1, factor);
     OUZEL_UNROLL

@@ -11,6 +11,7 @@
 // After targets.h.
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "src/kernels/reset-inl.h"
 #include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -91,7 +92,7 @@ void write_block(const ErasingArgs& a, const float* x, std::int64_t row, const f
           state[j] = hn::Load(d, s + k * kValueSlab + j * kLanes);
           if constexpr (kScale) {
             const V f = hn::Set(d, factor[group * kKeyGroup + k]);
-            state[j] = hn::IfThenElseZero(hn::Ne(f, hn::Zero(d)), hn::Mul(state[j], f));
+            state[j] = hn::IfThenElseZero(is_kept(d, f), hn::Mul(state[j], f));
           }
         }
         OUZEL_UNROLL
@@ -128,7 +129,7 @@ void scale_values(const float* factor, std::int64_t groups, float* slab) {
   const D d;
   for (std::int64_t c = 0; c < kValueSlab; c += kLanes) {
     const V f = hn::Load(d, factor + c);
-    const auto kept = hn::Ne(f, hn::Zero(d));
+    const auto kept = is_kept(d, f);
     for (std::int64_t key = 0; key < groups * kKeyGroup; ++key) {
       float* s = slab + key * kValueSlab + c;
       hn::Store(hn::IfThenElseZero(kept, hn::Mul(hn::Load(d, s), f)), d, s);

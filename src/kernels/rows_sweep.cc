@@ -17,6 +17,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "src/kernels/math-inl.h"
+#include "src/kernels/reset-inl.h"
 #include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -84,7 +85,7 @@ HWY_INLINE void multiply_keys(D d, Tile& s, const float* factor) {
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
     const V f = hn::Load(d, factor + j * kLanes);
-    const auto kept = hn::Ne(f, hn::Zero(d));
+    const auto kept = is_kept(d, f);
     OUZEL_UNROLL
     for (int i = 0; i < kValues; ++i) s[i][j] = hn::IfThenElseZero(kept, hn::Mul(s[i][j], f));
   }
@@ -160,7 +161,7 @@ struct RowDecay {
   HWY_INLINE void drop(D d, const V (&f)[kVectors], int i, V (&s)[kVectors]) const {
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      s[j] = hn::IfThenElseZero(hn::Ne(f[j], hn::Zero(d)), s[j]);
+      s[j] = hn::IfThenElseZero(is_kept(d, f[j]), s[j]);
       if (values != nullptr && values[i] == 0.0f) s[j] = hn::Zero(d);
     }
   }

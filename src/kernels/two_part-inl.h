@@ -9,6 +9,7 @@
 #endif
 
 #include "hwy/highway.h"
+#include "src/kernels/reset-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ouzel {
@@ -30,7 +31,7 @@ HWY_INLINE V two_part_add(D, V s, V x, V& low) {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V two_part_sum(D d, V s, V& low, V factor, V factor_minus_1, V change) {
   const auto near_one = hn::Gt(factor_minus_1, hn::Set(d, -0.5f));
-  const auto keep = hn::Ne(factor, hn::Zero(d));
+  const auto keep = is_kept(d, factor);
   const V shrink = hn::IfThenElse(near_one, factor_minus_1, factor);
   s = hn::IfThenElseZero(keep, s);
   low = hn::IfThenElseZero(keep, low);

@@ -88,7 +88,7 @@ void advance(Isa isa, const Call& c, const Segment& seq, std::int64_t j, std::in
   read_unit(isa, c, c.k(seq.batch, at, j / z.group), c.options.use_k_l2norm, w.k);
   read(c.v(seq.batch, at, j), z.values, w.v);
   for (std::int64_t i = 0; i < z.values && c.gv.data != nullptr; ++i) {
-    w.keep[i] = std::exp(std::min(0.0, static_cast<double>(c.gv.at(seq.batch, at, j, i))));
+    w.keep[i] = decay_of(c.gv.at(seq.batch, at, j, i));
   }
   if (c.gv.data != nullptr) scale_columns(isa, w.keep, s);
   clear(w.error, z.keys);

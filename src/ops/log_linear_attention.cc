@@ -79,7 +79,7 @@ struct Work {
     read(c.k(batch, t, j / c.group), z.keys, k);
     read(c.v(batch, t, j), z.values, v);
     read(c.lambda(batch, t, j), z.levels, lambda);
-    return std::exp(std::min(0.0, static_cast<double>(c.g.at(batch, t, j))));
+    return decay_of(c.g.at(batch, t, j));
   }
   Matrix64 state(const Sizes& z, std::int64_t i) const {
     return {ladder + i * z.state(), z.keys, z.values};

@@ -57,6 +57,9 @@ inline void write_with_z(const Matrix64& from, const View<float, 4>& s, const Vi
   }
 }
 
+// The factor of a log decay, which is 0 where rounding took it above; NaN stays.
+inline double decay_of(float g) { return std::exp(std::min(static_cast<double>(g), 0.0)); }
+
 inline void clear(double* x, std::int64_t n) { std::fill(x, x + n, 0.0); }
 inline void copy(const double* from, std::int64_t n, double* to) { std::copy(from, from + n, to); }
 // x := softmax(x)

@@ -91,7 +91,7 @@ void begin(const Call& c, const Segment& seq, std::int64_t n, std::int64_t h, La
       if (c.g.data != nullptr) {
         const float g = c.g.at(seq.batch, seq.begin + t, h, m);
         decay.see(g);
-        keep[m] = std::exp(std::min(0.0, static_cast<double>(g)));
+        keep[m] = decay_of(g);
       } else {
         const double s = write[m], top = std::max(w.lse[m], s);
         const double lse =
