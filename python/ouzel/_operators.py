@@ -56,6 +56,19 @@ def default_of(attribute):
     return {"int": int, "float": float}.get(attribute.kind, str)(attribute.default)
 
 
+def holds(conditions, law, values):
+    """Whether `when` of a tensor, "normalize=true form!=parallel", is so with these attributes."""
+    for condition in conditions.split():
+        name, _, wanted = condition.partition("=")
+        negated, name = name.endswith("!"), name.rstrip("!")
+        value = values.get(name)
+        if value is None:
+            value = next(a.default for a in law.attributes if a.name == name)
+        if (str(value).lower() in wanted.split("|")) == negated:
+            return False
+    return True
+
+
 def parameters(law, backward):
     """(name, default) of all parameters, in order; a default of `...` is none. Then the keyword-only."""
     first = [(tensor.name, ...) for tensor in law.inputs if needed(tensor)]

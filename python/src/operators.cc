@@ -93,11 +93,29 @@ std::string text_of(AttributeKind kind, nb::handle value) {
   return "";
 }
 
+// Those values of Python, in the order of the table, that are not the defaults.
+Attributes attributes_of(const OperatorInfo& info, const nb::tuple& values) {
+  std::map<std::string, std::string> map;
+  for (std::size_t i = 0; i < info.attributes.size(); ++i) {
+    const nb::handle value = values[i];
+    if (value.is_none()) continue;
+    const AttributeInfo& attribute = info.attributes[i];
+    try {
+      std::string text = text_of(attribute.kind, value);
+      if (text != attribute.fallback) map.emplace(attribute.name, std::move(text));
+    } catch (nb::python_error& error) {
+      nb::raise_from(error, PyExc_TypeError, "%s: %s was not given a value of type %s",
+                     info.name.c_str(), attribute.name.c_str(), name_of(attribute.kind));
+    }
+  }
+  return {info, map};
+}
+
 // One call from Python: its arrays in the order of the table, those of gradients from above last.
 class Call {
  public:
   Call(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes, bool backward)
-      : info_(operators()[index]), attributes_(info_, texts(info_, attributes)) {
+      : info_(operators()[index]), attributes_(attributes_of(info_, attributes)) {
     std::vector<const std::string*> names;
     for (const TensorInfo& input : info_.inputs) names.push_back(&input.name);
     if (backward) {
@@ -138,24 +156,6 @@ class Call {
   }
 
  private:
-  static std::map<std::string, std::string> texts(const OperatorInfo& info,
-                                                  const nb::tuple& attributes) {
-    std::map<std::string, std::string> map;
-    for (std::size_t i = 0; i < info.attributes.size(); ++i) {
-      const nb::handle value = attributes[i];
-      if (value.is_none()) continue;
-      const AttributeInfo& attribute = info.attributes[i];
-      try {
-        std::string text = text_of(attribute.kind, value);
-        if (text != attribute.fallback) map.emplace(attribute.name, std::move(text));
-      } catch (nb::python_error& error) {
-        nb::raise_from(error, PyExc_TypeError, "%s: %s was not given a value of type %s",
-                       info.name.c_str(), attribute.name.c_str(), name_of(attribute.kind));
-      }
-    }
-    return map;
-  }
-
   const OperatorInfo& info_;
   Attributes attributes_;
   std::vector<GivenArray> given_;
@@ -189,6 +189,46 @@ nb::object forward(std::size_t index, const nb::tuple& arrays, const nb::tuple& 
                    bool output_final_state, PyContext* context) {
   const nb::list results = outputs(index, arrays, attributes, output_final_state, context).values();
   return results.size() == 1 ? nb::object(results[0]) : nb::object(nb::tuple(results));
+}
+
+constexpr std::pair<const char*, DType> kTypes[] = {{"float32", DType::kF32},
+                                                    {"float64", DType::kF64},
+                                                    {"bfloat16", DType::kBF16},
+                                                    {"float16", DType::kF16}};
+
+// (name, type, shape) of the outputs that a call gives, states among them, from the (type, shape)
+// of its tensors.
+nb::list infer(std::size_t index, const nb::tuple& tensors, const nb::tuple& attributes) {
+  const OperatorInfo& info = operators()[index];
+  const Attributes values = attributes_of(info, attributes);
+  std::map<std::string, ConstTensor> given;
+  for (std::size_t i = 0; i < info.inputs.size(); ++i) {
+    if (tensors[i].is_none()) continue;
+    const std::string& name = info.inputs[i].name;
+    const auto type = nb::cast<std::string>(tensors[i][0]);
+    const auto shape = nb::cast<std::vector<std::int64_t>>(tensors[i][1]);
+    const auto* const known =
+        std::ranges::find(kTypes, type, [](const auto& x) { return std::string_view(x.first); });
+    if (known == std::end(kTypes) || shape.size() > static_cast<std::size_t>(kMaxRank)) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  fmt::format("{}: {} is {} of {} axes; float32, bfloat16 or float16 of at most {} "
+                              "was expected",
+                              info.name, name, type, shape.size(), kMaxRank));
+    }
+    ConstTensor tensor;
+    tensor.dtype = known->second;
+    tensor.rank = static_cast<int>(shape.size());
+    std::ranges::copy(shape, tensor.extent.begin());
+    given.emplace(name, tensor);
+  }
+  nb::list results;
+  const OperatorCall call(info, values, given, /*backward=*/false);
+  for (const ResultInfo& result : call.results()) {
+    const auto* const type =
+        std::ranges::find(kTypes, result.dtype, &std::pair<const char*, DType>::second);
+    results.append(nb::make_tuple(result.name, type->first, result.shape));
+  }
+  return results;
 }
 
 // The gradients of all inputs that were given, by name; with `wanted`, a bool for each input, of
@@ -253,6 +293,7 @@ nb::dict explain_law(const std::string& law, std::int64_t tokens, std::int64_t k
 void bind_operators(nb::module_& module) {
   module.def("table", table);
   module.def("outputs", outputs, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("infer", infer);
   module.def("forward", forward, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("vjp", vjp, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
              nb::arg("wanted") = nb::none());

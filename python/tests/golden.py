@@ -41,17 +41,6 @@ def decoded(text):
         return text
 
 
-def holds(conditions, law, given):
-    """Whether "normalize=true form!=parallel" is what the call says."""
-    for condition in conditions.split():
-        name, _, value = condition.partition("=")
-        negated, name = name.endswith("!"), name.rstrip("!")
-        default = next(a.default for a in law.attributes if a.name == name)
-        if (str(given.get(name, default)).lower() == value) == negated:
-            return False
-    return True
-
-
 def files():
     return sorted(FOLDER.glob("*.safetensors"))
 

@@ -8,7 +8,7 @@ from .._errors import InvalidArgumentError
 
 
 class Operator:
-    """A row of the table as its functions here need it."""
+    """A row of the table as its function here needs it."""
 
     def __init__(self, index, law):
         self.index = index
@@ -17,16 +17,15 @@ class Operator:
         self.gradients = [tensor.gradient for tensor in law.inputs]
         self.above = {output.name: output.gradient for output in law.outputs}
         self.upstream = [output.gradient for output in _operators.upstream(law)]
-        self.packing = next(
-            (i for i, a in enumerate(law.attributes) if a.name == "cu_seqlens"), None
-        )
+        self.attributes = [attribute.name for attribute in law.attributes]
+        self.packing = self.attributes.index("cu_seqlens") if "cu_seqlens" in self.attributes else None
+        self.registered = None  # what compilers see
+
+    def refuse(self, name, what):
+        raise InvalidArgumentError(f"{self.law.name}: {name} {what}")
 
 
-def _refuse(operator, name, what):
-    raise InvalidArgumentError(f"{operator.law.name}: {name} {what}")
-
-
-def _export(operator, name, tensor):
+def export(operator, name, tensor):
     """What the library reads the tensor through: its very memory."""
     if tensor is None:
         return None
@@ -36,21 +35,29 @@ def _export(operator, name, tensor):
             "a torch.Tensor was expected"
         )
     if not tensor.is_cpu:
-        _refuse(operator, name, f"lives on the device {tensor.device}; move it to the CPU first")
+        operator.refuse(name, f"lives on the device {tensor.device}; move it to the CPU first")
     try:
         return to_dlpack(tensor.resolve_neg() if tensor.is_neg() else tensor)
     except Exception as error:
         raise InvalidArgumentError(
-            f"{operator.law.name}: {name} (layout {tensor.layout}, {tensor.dtype}) has no plain "
-            "memory; a dense tensor was expected"
+            f"{operator.law.name}: {name} ({tensor.layout}, {tensor.dtype}) has no memory that can be "
+            "read; a dense tensor was expected"
         ) from error
 
 
-def _compute(operator, tensors, attributes, states, context):
+def compute(operator, tensors, attributes, states, context):
     """The outputs by name."""
-    arrays = tuple([_export(operator, *named) for named in zip(operator.inputs, tensors)])
+    arrays = tuple([export(operator, *named) for named in zip(operator.inputs, tensors)])
     results = _core.outputs(operator.index, arrays, attributes, states, context)
     return {n: None if r is None else from_dlpack(r) for n, r in results.items()}
+
+
+def pull_back(operator, tensors, above, attributes, context, wanted):
+    """The gradients of the inputs, in order, None where they are not wanted."""
+    arrays = [export(operator, *named) for named in zip(operator.inputs, tensors)]
+    arrays += [export(operator, *named) for named in zip(operator.upstream, above)]
+    results = _core.vjp(operator.index, tuple(arrays), attributes, context, wanted)
+    return [from_dlpack(results[n]) if w else None for n, w in zip(operator.gradients, wanted)]
 
 
 class _Differentiable(torch.autograd.Function):
@@ -58,7 +65,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, operator, attributes, states, context, *tensors):
-        results = _compute(operator, tensors, attributes, states, context)
+        results = compute(operator, tensors, attributes, states, context)
         ctx.call = operator, attributes, context
         ctx.above = [operator.above[name] for name in results]
         ctx.set_materialize_grads(False)
@@ -69,17 +76,14 @@ class _Differentiable(torch.autograd.Function):
         return tuple(results.values())
 
     @staticmethod
-    def backward(ctx, *above):
+    def backward(ctx, *results):
         operator, attributes, context = ctx.call
-        tensors = ctx.saved_tensors
+        tensors, above = ctx.saved_tensors, dict(zip(ctx.above, results))
+        upstream = [above.get(name) for name in operator.upstream]
         wanted = ctx.needs_input_grad[4:]
-        given = dict(zip(ctx.above, above))
-        arrays = [_export(operator, *named) for named in zip(operator.inputs, tensors)]
-        arrays += [_export(operator, name, given.get(name)) for name in operator.upstream]
-        results = _core.vjp(operator.index, tuple(arrays), attributes, context, wanted)
-        gradients = [from_dlpack(results[n]) if w else None for n, w in zip(operator.gradients, wanted)]
+        gradients = pull_back(operator, tensors, upstream, attributes, context, wanted)
         if torch.is_grad_enabled():
-            gradients = _Once.apply(operator, len(gradients), *gradients, *tensors, *above)
+            gradients = _Once.apply(operator, len(gradients), *gradients, *tensors, *results)
         return None, None, None, None, *gradients
 
 
@@ -99,19 +103,64 @@ class _Once(torch.autograd.Function):
         )
 
 
-def _call(operator, tensors, attributes, states, context):
-    if operator.packing is not None and isinstance(attributes[operator.packing], torch.Tensor):
-        attributes = list(attributes)
-        attributes[operator.packing] = attributes[operator.packing].tolist()
-        attributes = tuple(attributes)
+def given(operator, attributes, states):
+    """The names of the outputs that a call has."""
+    values = dict(zip(operator.attributes, attributes))
+    return [
+        output.name
+        for output in operator.law.outputs
+        if _operators.holds(output.when, operator.law, values) and (states or not output.is_state)
+    ]
+
+
+def _call_registered(operator, tensors, attributes, states, context):
+    """The call as one node of a graph."""
+    if context is not None:
+        raise InvalidArgumentError(
+            f"{operator.law.name}: a compiled graph computes in the context that all calls share; "
+            "leave context= out"
+        )
+    i = operator.packing
+    if i is not None and attributes[i] is not None and not isinstance(attributes[i], torch.Tensor):
+        attributes = (*attributes[:i], torch.tensor(attributes[i]), *attributes[i + 1 :])
+    results = operator.registered.call(*tensors, *attributes, states)
+    named = dict(zip(given(operator, attributes, states), results))
+    names = given(operator, attributes, True)
+    state = next((o.name for o in operator.law.outputs if o.is_state), None)
+    return tuple(named.get(o.name) for o in operator.law.outputs if o.name in names or o.name == state)
+
+
+def call(operator, tensors, attributes, states, context):
+    # The question for a compiler stands in the frame that answers it: a frame that only asks would be
+    # compiled by itself, to a yes.
+    if operator.registered is not None and (torch.compiler.is_compiling() or _is_traced(tensors)):
+        results = _call_registered(operator, tensors, attributes, states, context)
+        return results if len(results) > 1 else results[0]
+    i = operator.packing
+    if i is not None and isinstance(attributes[i], torch.Tensor):
+        attributes = (*attributes[:i], attributes[i].tolist(), *attributes[i + 1 :])
     if torch.is_grad_enabled() and any([isinstance(x, torch.Tensor) and x.requires_grad for x in tensors]):
         for name, gradient, x in zip(operator.inputs, operator.gradients, tensors):
             if not gradient and isinstance(x, torch.Tensor) and x.requires_grad:
-                _refuse(operator, name, "has no gradient: pass it detached")
+                operator.refuse(name, "has no gradient: pass it detached")
         results = _Differentiable.apply(operator, attributes, states, context, *tensors)
     else:
-        results = tuple(_compute(operator, tensors, attributes, states, context).values())
+        results = tuple(compute(operator, tensors, attributes, states, context).values())
     return results if len(results) > 1 else results[0]
+
+
+# What registers a gradient came with PyTorch 2.4.
+_CAN_REGISTER = hasattr(torch.library, "register_autograd")
+_PLAIN = {type(None), torch.Tensor, torch.nn.Parameter}
+
+
+def _is_traced(tensors):
+    """Whether PyTorch must see the call: for a mode, a transform, or a tensor of another kind."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or any([type(x) not in _PLAIN and isinstance(x, torch.Tensor) for x in tensors])
+    )
 
 
 def functions():
@@ -120,9 +169,14 @@ def functions():
     for index, law in enumerate(_operators.laws().values()):
         if not any(tensor.gradient for tensor in law.inputs):
             continue
-        space = {"_call": _call, "_operator": Operator(index, law), "__name__": "ouzel.torch"}
+        operator = Operator(index, law)
+        space = {"_call": call, "_operator": operator, "__name__": "ouzel.torch"}
         body = f"_call(_operator, {_operators.arguments(law)}, context)"
         function = _operators.define(law, False, body, space)
+        if _CAN_REGISTER:
+            from . import _library
+
+            operator.registered = _library.Registered(operator)
         for name in (law.name, *law.aliases):
             made[name] = function
     return made
