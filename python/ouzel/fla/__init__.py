@@ -1,0 +1,28 @@
+"""flash-linear-attention's functions on CPUs: `import ouzel.fla as ops` for `import fla.ops as ops`.
+
+Names, arguments, defaults, layouts and what is returned are those that are published; every function
+has gradients. What differs is in docs/fla.md. `install()` makes `import fla.ops` itself, and
+`from fla.ops.gated_delta_rule import chunk_gated_delta_rule` and the like, find these functions where
+flash-linear-attention is not installed or has no GPU; `uninstall()` undoes it.
+"""
+
+from ._functions import functions as _made
+from ._install import Installation, install, uninstall
+from ._table import ABSENT as _ABSENT
+from ._table import PUBLISHED as _PUBLISHED
+
+_modules, _functions = {}, {}
+for _name, (_module, _function) in _made().items():
+    _modules[_name], _functions[_name] = _module, _function
+globals().update(_functions)
+
+__all__ = ["Installation", "install", "uninstall", *sorted(_functions)]
+
+
+def __getattr__(name):
+    if name in _ABSENT:
+        raise AttributeError(
+            f"ouzel.fla has no {name}: Ouzel has no such law. flash-linear-attention publishes it in plain "
+            f"PyTorch too, beside its kernels: see naive.py there, version {_PUBLISHED}"
+        )
+    raise AttributeError(f"module 'ouzel.fla' has no attribute '{name}'")
