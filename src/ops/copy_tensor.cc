@@ -31,14 +31,27 @@ To convert(From x) {
   }
 }
 
+// Inlined with strides that the compiler knows, it becomes vectors, or a memcpy.
 template <class From, class To>
-void copy_row(const char* from, std::int64_t from_stride, char* to, std::int64_t to_stride,
-              std::int64_t n) {
+inline void copy_strided(const char* from, std::int64_t from_stride, char* to,
+                         std::int64_t to_stride, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
     From x;
     std::memcpy(&x, from + i * from_stride, sizeof(x));
     const To y = convert<To>(x);
     std::memcpy(to + i * to_stride, &y, sizeof(y));
+  }
+}
+
+template <class From, class To>
+void copy_row(const char* from, std::int64_t from_stride, char* to, std::int64_t to_stride,
+              std::int64_t n) {
+  if (from_stride != sizeof(From) || to_stride != sizeof(To)) {
+    copy_strided<From, To>(from, from_stride, to, to_stride, n);
+  } else if constexpr (std::is_same_v<From, To>) {
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(From));
+  } else {
+    copy_strided<From, To>(from, sizeof(From), to, sizeof(To), n);
   }
 }
 

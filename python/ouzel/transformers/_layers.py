@@ -7,6 +7,7 @@ NotImplemented sends a call back to the original.
 import torch
 import torch.nn.functional as F
 
+from ouzel import Context
 from ouzel import torch as ops
 
 
@@ -36,13 +37,28 @@ def _bounds(batch, tokens, options):
     return [*begins.flatten().nonzero().flatten().tolist(), batch * tokens]
 
 
-def _sequences(function, tensors, options, *, output_final_state=False, **attributes):
+_ONE_THREAD = Context(threads=1)
+
+
+def _context(given, rows):
+    """Where to compute: a few tokens are less work than waking a thread while those of torch, which
+    wait for their next work without sleeping, hold its core."""
+    return _ONE_THREAD if given is None and rows < 8 else given
+
+
+def _sequences(function, tensors, options, *, context, output_final_state=False, **attributes):
     """Calls an operator over [B, T, ...] tensors and an initial state, the packed as one row."""
     batch, tokens = tensors[0].shape[:2]
     bounds = _bounds(batch, tokens, options)
     if bounds is not None and batch > 1:
         tensors = [x.reshape(1, batch * tokens, *x.shape[2:]) for x in tensors]
-    o, state = function(*tensors, cu_seqlens=bounds, output_final_state=output_final_state, **attributes)
+    o, state = function(
+        *tensors,
+        cu_seqlens=bounds,
+        output_final_state=output_final_state,
+        context=_context(context, batch * tokens),
+        **attributes,
+    )
     return o.reshape(batch, tokens, *o.shape[2:]), state
 
 
@@ -58,9 +74,9 @@ def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, *, conte
         return NotImplemented
 
     def conv(x, **attributes):
-        return ops.short_conv(x, weight, bias, context=context, **attributes)
+        return ops.short_conv(x, weight, bias, activation=_activation(activation), **attributes)
 
-    o, _ = _sequences(conv, [hidden_states.transpose(1, 2)], options, activation=_activation(activation))
+    o, _ = _sequences(conv, [hidden_states.transpose(1, 2)], options, context=context)
     return o.transpose(1, 2)
 
 
@@ -81,7 +97,7 @@ def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activatio
         conv_state,
         output_final_state=True,
         activation=_activation(activation),
-        context=context,
+        context=_context(context, len(hidden_states)),
     )
     conv_state.copy_(state)
     return o.transpose(1, 2)
@@ -165,12 +181,13 @@ def mamba2_chunk_scan(
         dt = torch.clamp(dt, *dt_limit)
 
     def scan(c, b, x, dt, **attributes):
-        return ops.mamba2_ssd(c, b, x, dt, A, D=D, context=context, **attributes)
+        return ops.mamba2_ssd(c, b, x, dt, A, D=D, **attributes)
 
     o, state = _sequences(
         scan,
         [C.float(), B, hidden_states, dt],
         options,
+        context=context,
         initial_state=None if initial_states is None else initial_states.transpose(-1, -2),
         output_final_state=return_final_states,
     )
