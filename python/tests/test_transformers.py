@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import pathlib
 import pickle
 import sys
 import warnings
@@ -433,6 +434,29 @@ def test_float64_takes_the_own_path(name):
     m, ids = model(name, torch.float64), tokens(2, 21)
     expected, got = both(m, lambda: logits(m, ids))
     assert torch.equal(got, expected)
+
+
+def test_other_devices_take_the_own_path():
+    layer = mixer(model("mamba2"))
+    with ouzel.transformers.accelerate(layer):
+        y = layer.to("meta")(torch.randn(1, 5, 32, device="meta"))
+    assert y.is_meta and y.shape == (1, 5, 32)
+
+
+def test_compiled():
+    m, ids = model("qwen3_5_text"), tokens(1, 19)
+    expected = logits(m, ids)
+    with ouzel.transformers.accelerate(m):
+        compiled = torch.compile(m, backend="aot_eager", fullgraph=True)
+        close(logits(compiled, ids, use_cache=False), expected)
+    torch._dynamo.reset()
+
+
+def test_documented_example(capsys):
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
+    with without("fla"):
+        exec(text.split("```python")[1].split("```")[0], {})
+    assert "3 Qwen3_5GatedDeltaNet, 3 Qwen3_5RMSNormGated" in capsys.readouterr().out
 
 
 def test_context_and_checkpointing():
