@@ -1,8 +1,10 @@
 // The pool and the context: every task runs once, on more than one thread, and faults come back.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -72,6 +74,119 @@ TEST(Context, CancelsBetweenTasks) {
     EXPECT_EQ(e.kind(), ErrorKind::kCancelled);
   }
   EXPECT_EQ(done, 5);
+}
+
+// Tasks that only end by being cancelled.
+void wait_for_cancel() {
+  while (true) {
+    check_cancelled();
+    std::this_thread::yield();
+  }
+}
+
+void expect_cancelled(Context& context, std::int64_t tasks, void (*body)()) {
+  try {
+    context.impl().run(tasks, [&](std::int64_t, Scratch&) { body(); });
+    FAIL() << "not cancelled";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kCancelled);
+    EXPECT_STREQ(e.what(), "cancelled by the caller");
+  }
+}
+
+TEST(Context, CancelsWithinTasksOfAllThreads) {
+  for (int threads : {1, 2, 4}) {
+    const auto caller = std::this_thread::get_id();
+    std::atomic<bool> cancel{false};
+    int asked = 0;
+    Context context({.threads = threads, .cancelled = [&] {
+                       EXPECT_EQ(std::this_thread::get_id(), caller);
+                       ++asked;
+                       return cancel.load();
+                     }});
+    for (int round = 0; round < 3; ++round) {
+      cancel = false;
+      asked = 0;
+      std::thread later([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        cancel = true;
+      });
+      expect_cancelled(context, 2 * threads, wait_for_cancel);
+      later.join();
+      EXPECT_GT(asked, 1);
+    }
+    cancel = false;
+    std::atomic<int> done{0};
+    context.impl().run(10, [&](std::int64_t, Scratch&) { ++done; });
+    EXPECT_EQ(done.load(), 10);
+  }
+}
+
+TEST(Context, AsksWhileItWaitsForTheOtherThreads) {
+  static std::atomic<std::thread::id> caller;
+  caller = std::this_thread::get_id();
+  static std::atomic<bool> taken;
+  taken = false;
+  Context context({.threads = 2, .cancelled = [] { return taken.load(); }});
+  // The caller's tasks end; the other thread's does not.
+  expect_cancelled(context, 2, [] {
+    if (std::this_thread::get_id() != caller.load()) {
+      taken = true;
+      wait_for_cancel();
+    }
+    while (!taken.load()) std::this_thread::yield();
+  });
+}
+
+TEST(Context, AFailedTaskStopsTheOthers) {
+  Context context({.threads = 3});
+  try {
+    context.impl().run(3, [](std::int64_t task, Scratch&) {
+      if (task == 1) throw Error(ErrorKind::kIo, "task 1");
+      wait_for_cancel();
+    });
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "task 1");
+  }
+}
+
+TEST(Context, CallbacksMayThrowAndRunOtherContexts) {
+  Context other({.threads = 1});
+  int asked = 0;
+  Context context({.threads = 1, .cancelled = [&] {
+                     other.impl().run(1, [](std::int64_t, Scratch&) { check_cancelled(); });
+                     if (++asked == 3) throw Error(ErrorKind::kIo, "the callback's own");
+                     return false;
+                   }});
+  try {
+    context.impl().run(1, [](std::int64_t, Scratch&) { wait_for_cancel(); });
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "the callback's own");
+  }
+  check_cancelled();  // outside of tasks: nothing
+}
+
+TEST(Context, CallbacksMayNotRunTheirOwnContext) {
+  Context* self = nullptr;
+  const auto call = [&] {
+    self->impl().run(1, [](std::int64_t, Scratch&) {});
+    return false;
+  };
+  Context context({.threads = 2, .cancelled = call});
+  self = &context;
+  for (int round = 0; round < 2; ++round) {
+    try {
+      context.impl().run(4, [](std::int64_t, Scratch&) {});
+      FAIL() << "no error";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument);
+      EXPECT_NE(std::string(e.what()).find("in the middle of a call"), std::string::npos);
+    }
+  }
+  EXPECT_THROW(context.impl().run(1, [&](std::int64_t, Scratch&) { self->impl().reserve(64); }),
+               Error);
 }
 
 TEST(Context, ScratchIsPoisonedAlignedAndBounded) {

@@ -111,6 +111,7 @@ Context::Impl::Impl(ContextOptions options)
       scratch_(static_cast<std::size_t>(options_.threads)) {}
 
 void Context::Impl::reserve(std::size_t bytes_per_worker) {
+  pool_.check_idle();
   for (Scratch& s : scratch_) {
     if (s.memory_.bytes() < bytes_per_worker) {
       s.memory_ = Buffer();  // free first: the peak is the larger of the two, not the sum
@@ -129,6 +130,7 @@ Scratch& Context::Impl::begin_task(int worker) {
 }
 
 void* Context::Impl::shared_bytes(std::size_t bytes) {
+  pool_.check_idle();
   if (shared_.bytes() < bytes) {
     shared_ = Buffer();
     shared_ = Buffer(bytes);

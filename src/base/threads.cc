@@ -4,6 +4,7 @@
 #include <immintrin.h>
 #endif
 
+#include <chrono>
 #include <utility>
 
 #include "ouzel/error.h"
@@ -14,6 +15,10 @@ namespace {
 // About 20 microseconds: longer than the gap between two operators of a layer, short enough to
 // leave the core to others soon.
 constexpr int kSpins = 4000;
+// Between two questions whether the run is cancelled, of a thread that computes and one that waits.
+constexpr std::chrono::milliseconds kAskEvery(1), kAskWaitingEvery(10);
+// Where work between looks at the clock is short, one look is for so many checks.
+constexpr int kChecksPerLook = 16;
 
 void relax() {
 #if defined(__x86_64__)
@@ -22,6 +27,46 @@ void relax() {
 }
 
 }  // namespace
+
+// What a thread looks at while it works for a run.
+class ThreadPool::Watch {
+ public:
+  Watch(const ThreadPool& pool, bool asks) : pool_(pool), asks_(asks), outer_(current) {
+    current = this;
+  }
+  ~Watch() { current = outer_; }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  void check() {
+    if (pool_.failed_.load(std::memory_order_relaxed)) {
+      throw Error(ErrorKind::kCancelled, "another task of the run has failed");
+    }
+    if (!asks_ || --checks_ > 0) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - asked_ < kAskEvery) {
+      checks_ = kChecksPerLook;
+      return;
+    }
+    checks_ = 1;
+    asked_ = now;
+    pool_.ask();
+  }
+
+  static thread_local Watch* current;
+
+ private:
+  const ThreadPool& pool_;
+  const bool asks_;
+  Watch* const outer_;  // of the run in whose callback this one was started
+  int checks_ = kChecksPerLook;
+  std::chrono::steady_clock::time_point asked_;
+};
+constinit thread_local ThreadPool::Watch* ThreadPool::Watch::current = nullptr;
+
+void check_cancelled() {
+  if (ThreadPool::Watch* watch = ThreadPool::Watch::current) watch->check();
+}
 
 #if defined(__x86_64__)
 FloatMode::FloatMode() : saved_(_mm_getcsr()) {
@@ -47,11 +92,27 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::run(std::int64_t tasks, const TaskRef& body,
                      const std::function<bool()>* cancelled) {
   if (tasks <= 0) return;
+  check_idle();
   body_ = &body;
   cancelled_ = cancelled;
   tasks_ = tasks;
+  running_.store(true, std::memory_order_relaxed);
+  run_all();
+  running_.store(false, std::memory_order_relaxed);
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void ThreadPool::check_idle() const {
+  if (!running_.load(std::memory_order_relaxed)) return;
+  throw Error(ErrorKind::kInvalidArgument,
+              "the context is in the middle of a call; give calls from callbacks and from other "
+              "threads a context of their own");
+}
+
+void ThreadPool::run_all() {
   next_.store(0, std::memory_order_relaxed);
-  const bool alone = workers_.empty() || tasks == 1;
+  failed_.store(false, std::memory_order_relaxed);
+  const bool alone = workers_.empty() || tasks_ == 1;
   if (!alone) {
     busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
     round_.fetch_add(1, std::memory_order_release);
@@ -61,28 +122,38 @@ void ThreadPool::run(std::int64_t tasks, const TaskRef& body,
     FloatMode mode;
     take_tasks(0);
   }
-  if (!alone) {
-    for (int spins = 0;;) {
-      const int left = busy_.load(std::memory_order_acquire);
-      if (left == 0) break;
-      if (++spins < kSpins) {
-        relax();
-      } else {
-        busy_.wait(left, std::memory_order_acquire);
-      }
-    }
+  for (int spins = 0; !alone && busy_.load(std::memory_order_acquire) != 0;) {
+    ++spins < kSpins ? relax() : wait_for_others();
   }
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void ThreadPool::wait_for_others() {
+  const auto done = [this] { return busy_.load(std::memory_order_acquire) == 0; };
+  std::unique_lock lock(mutex_);
+  while (!all_done_.wait_for(lock, kAskWaitingEvery, done)) {
+    if (cancelled_ == nullptr || error_) continue;
+    lock.unlock();
+    try {
+      ask();
+    } catch (...) {
+      fail(std::current_exception());
+    }
+    lock.lock();
+  }
+}
+
+void ThreadPool::ask() const {
+  if ((*cancelled_)()) throw Error(ErrorKind::kCancelled, "cancelled by the caller");
 }
 
 void ThreadPool::take_tasks(int worker) {
+  const bool asks = worker == 0 && cancelled_ != nullptr;
+  const Watch watch(*this, asks);
   while (true) {
     const std::int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
     if (task >= tasks_) return;
     try {
-      if (worker == 0 && cancelled_ != nullptr && (*cancelled_)()) {
-        throw Error(ErrorKind::kCancelled, "cancelled by the caller");
-      }
+      if (asks) ask();
       (*body_)(task, worker);
     } catch (...) {
       fail(std::current_exception());
@@ -92,8 +163,9 @@ void ThreadPool::take_tasks(int worker) {
 }
 
 void ThreadPool::fail(std::exception_ptr error) {
-  std::lock_guard lock(error_mutex_);
+  const std::lock_guard lock(mutex_);
   if (!error_) error_ = std::move(error);
+  failed_.store(true, std::memory_order_relaxed);
   next_.store(tasks_, std::memory_order_relaxed);
 }
 
@@ -111,7 +183,10 @@ void ThreadPool::work(int worker) {
     ++seen;
     if (stop_.load(std::memory_order_relaxed)) return;
     take_tasks(worker);
-    if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_.notify_one();
+    if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      const std::lock_guard lock(mutex_);
+      all_done_.notify_one();
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -24,6 +25,14 @@ class FloatMode {
  private:
   unsigned saved_;
 };
+
+// For loops that may go on for long: ends the task that calls it, by an exception, if its run was
+// cancelled or another of its tasks has failed. Does nothing outside of tasks. Some 3 nanoseconds.
+void check_cancelled();
+// The same for short steps: looks at every 64th.
+inline void check_cancelled_at(std::int64_t step) {
+  if (step % 64 == 0) check_cancelled();
+}
 
 class ThreadPool {
  public:
@@ -48,15 +57,24 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
+  // Throws Error(kInvalidArgument) while tasks run: a callback of theirs, or another thread, has
+  // called.
+  void check_idle() const;
 
   // Worker 0 is the calling thread. The first exception of a task is rethrown after all have
-  // stopped. `cancelled` is asked on the calling thread; true ends the run with Error(kCancelled).
+  // stopped. `cancelled` is asked on the calling thread, before each of its tasks and every
+  // millisecond or so by check_cancelled; true ends the run with Error(kCancelled).
   void run(std::int64_t tasks, const TaskRef& body,
            const std::function<bool()>* cancelled = nullptr);
 
  private:
+  friend void check_cancelled();
+  class Watch;
+  void run_all();
   void work(int worker);
   void take_tasks(int worker);
+  void ask() const;
+  void wait_for_others();
   void fail(std::exception_ptr error);
 
   // The current run; written by the caller before `round_` is raised, read by workers after.
@@ -67,7 +85,10 @@ class ThreadPool {
   alignas(64) std::atomic<std::uint32_t> round_{0};
   alignas(64) std::atomic<int> busy_{0};
   std::atomic<bool> stop_{false};
-  std::mutex error_mutex_;
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> running_{false};
+  std::mutex mutex_;  // of error_; whoever waits for busy_ to be 0 holds it
+  std::condition_variable all_done_;
   std::exception_ptr error_;
   std::vector<std::jthread> workers_;
 };

@@ -11,6 +11,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
+#include "src/base/threads.h"
 #include "src/kernels/lanes-inl.h"
 #include "src/kernels/math-inl.h"
 #include "src/kernels/scan-inl.h"
@@ -27,6 +28,7 @@ float HgrnForward(const TokenRange& range, TokenRows<const float> x, TokenRows<c
   const D d;
   V top = hn::Zero(d);
   for (int64_t t = 0; t < range.tokens; ++t) {
+    check_cancelled_at(t);
     const float* xt = x.data + t * x.stride;
     const float* gt = g.data + t * g.stride;
     float* ot = o.data + t * o.stride;
@@ -55,6 +57,7 @@ void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<c
   const D d;
   const V reset = hn::Set(d, -std::numeric_limits<float>::infinity());
   for (int64_t t = range.tokens; t-- > 0;) {
+    check_cancelled_at(t);
     const float* gt = g.data + t * g.stride;
     const float* before = t > 0 ? h.data + (t - 1) * h.stride : h0;
     ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {

@@ -11,6 +11,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
+#include "src/base/threads.h"
 #include "src/kernels/lanes-inl.h"
 #include "src/kernels/math-inl.h"
 #include "src/kernels/scan-inl.h"
@@ -35,6 +36,7 @@ void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<floa
   const D d;
   float *gates = work, *inputs = work + range.channels;
   for (int64_t t = 0; t < range.tokens; ++t) {
+    check_cancelled_at(t);
     const float* xt = rows.x.data + t * rows.x.stride;
     const float* rt = rows.r.data + t * rows.r.stride;
     const float* it = rows.i.data + t * rows.i.stride;
@@ -68,6 +70,7 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
   const D d;
   const V one = hn::Set(d, 1.0f);
   for (int64_t t = range.tokens; t-- > 0;) {
+    check_cancelled_at(t);
     const float* before = t > 0 ? h.data + (t - 1) * h.stride : h0;
     const bool is_one = rows.first_is_one && t == 0;
     ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {

@@ -11,6 +11,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
+#include "src/base/threads.h"
 #include "src/kernels/lanes-inl.h"
 #include "src/kernels/math-inl.h"
 #include "src/kernels/scan-inl.h"
@@ -51,6 +52,7 @@ void Rwkv4Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<floa
                   const Rwkv4State& s, float* before) {
   const D d;
   for (int64_t t = 0; t < range.tokens; ++t) {
+    check_cancelled_at(t);
     const float* kt = rows.k.data + t * rows.k.stride;
     const float* vt = rows.v.data + t * rows.v.stride;
     float* ot = o.data == nullptr ? nullptr : o.data + t * o.stride;

@@ -11,6 +11,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
+#include "src/base/threads.h"
 #include "src/kernels/lanes-inl.h"
 #include "src/kernels/math-inl.h"
 #include "src/kernels/scan-inl.h"
@@ -51,6 +52,7 @@ float SelectiveForward(const TokenRange& range, const SelectiveRows& rows, Token
   float *dt = work, *dtx = work + channels, *y = work + 2 * channels;
   V top = hn::Zero(d);
   for (int64_t t = 0; t < range.tokens; ++t) {
+    check_cancelled_at(t * rows.width);
     ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
       const V x = lanes.Load(d, rows.x.data + t * rows.x.stride + i);
       V step = Step(d, lanes, rows, t, i);

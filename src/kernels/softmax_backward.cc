@@ -8,6 +8,7 @@
 // targets.h comes first
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "src/base/threads.h"
 #include "src/kernels/softmax_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -205,6 +206,7 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
     const SoftmaxRange range = softmax_seeing(shape, args.begin, args.end);
     for (std::int64_t h = 0; h < shape.heads; ++h) {
       for (std::int64_t i = range.begin; i < range.end; ++i) {
+        check_cancelled_at(i);
         std::fill_n(args.dq.row(i, h), features, 0.0f);
       }
     }
@@ -231,6 +233,7 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
     const SoftmaxRange range = softmax_seeing(shape, span, span_end);
     for (std::int64_t h = 0; h < shape.heads; ++h) {
       for (tile.first = range.begin; tile.first < range.end; tile.first += kTile) {
+        check_cancelled();
         tile.count = std::min(kTile, range.end - tile.first);
         load_tile(args, scale, h, tile);
         if (args.dq.data != nullptr) std::fill_n(tile.dq, feature_panels * kPanel * kTile, 0.0f);

@@ -7,6 +7,7 @@
 // targets.h comes first
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "src/base/threads.h"
 #include "src/kernels/softmax_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -191,6 +192,7 @@ void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
   const std::int64_t first_block = first_key / kSoftmaxBlock * kSoftmaxBlock;
   find_rows(args.pieces, args.piece_count, first_block, k_rows, v_rows);
   for (std::int64_t begin = first_block; begin < last_key; begin += kSoftmaxBlock) {
+    check_cancelled();
     const std::int64_t end = std::min(begin + kSoftmaxBlock, shape.keys);
     const std::int64_t keys = end - begin;
     pack_key_panels(k_rows, round_up(keys, kPanel), features, key_panels);

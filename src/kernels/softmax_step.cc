@@ -6,6 +6,7 @@
 // targets.h comes first
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "src/base/threads.h"
 #include "src/kernels/softmax_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -86,6 +87,7 @@ void SoftmaxStepKernel(const SoftmaxStepArgs& args) {
   const float* tail_rows[kSoftmaxBlock];
   for (std::int64_t block = first_key / kSoftmaxBlock * kSoftmaxBlock; block < shape.keys;
        block += kSoftmaxBlock) {
+    check_cancelled();
     const std::int64_t begin = std::max(first_key, block) - block;
     const std::int64_t end = std::min(shape.keys - block, kSoftmaxBlock);
     find_rows(args.pieces, args.piece_count, block, k_rows, v_rows);

@@ -76,6 +76,7 @@ struct Work {
 
 // rq of a token into w.q.
 void read_query(const Call& c, const Segment& seq, std::int64_t t, std::int64_t h, const Work& w) {
+  check_cancelled();
   read(c.q(seq.batch, t, h), c.sizes.keys, w.q);
   if (c.softmax()) return softmax64(w.q, c.sizes.keys);
   const double root = 1 / std::sqrt(static_cast<double>(seq.length));
@@ -83,6 +84,7 @@ void read_query(const Call& c, const Segment& seq, std::int64_t t, std::int64_t 
 }
 // Of a token that is not among others: rk into w.k (after `begin_full`), v into w.v.
 void read_key(const Call& c, const Segment& seq, std::int64_t t, std::int64_t h, const Work& w) {
+  check_cancelled();
   read(c.v(seq.batch, t, h), c.sizes.values, w.v);
   if (c.softmax()) return position_weights(c.k(seq.batch, t, h), w.lse, c.sizes.keys, w.k);
   const double root = 1 / std::sqrt(static_cast<double>(seq.length));
@@ -110,6 +112,7 @@ void begin_causal(const Call& c, const Segment& seq, std::int64_t n, std::int64_
     double& lse = w.lse[i];
     lse = c.lse0.data == nullptr ? -kInf : static_cast<double>(c.lse0.at(n, h, i));
     for (std::int64_t t = 0; t < seq.length; ++t) {
+      check_cancelled_at(t);
       const auto k = static_cast<double>(c.k.at(seq.batch, seq.begin + t, h, i));
       const double top = std::max(lse, k);
       const double next =
@@ -123,6 +126,7 @@ void begin_causal(const Call& c, const Segment& seq, std::int64_t n, std::int64_
 
 void advance(Isa isa, const Call& c, const Segment& seq, std::int64_t h, std::int64_t t,
              const Work& w, double* state) {
+  check_cancelled();
   const Matrix64 s = {state, c.sizes.keys, c.sizes.values};
   read(c.v(seq.batch, seq.begin + t, h), s.columns, w.v);
   scale_rows(isa, w.keep + t * s.rows, s);

@@ -82,6 +82,7 @@ void unit_adjoint(Isa isa, const double* unit, double inverse, std::int64_t n, b
 // Token t of value head j into the state.
 void advance(Isa isa, const Call& c, const Segment& seq, std::int64_t j, std::int64_t t, Work& w,
              double* state) {
+  check_cancelled();
   const Sizes& z = c.sizes;
   const std::int64_t at = seq.begin + t;
   const Matrix64 s = {state, z.keys, z.values};
@@ -115,17 +116,18 @@ struct BackwardWork {
   double *dq, *dk;  // of all tokens, summed over the value heads of a key head
 };
 
-void check_gates(const Call& c) {
+void check_gates(Context& context, const Call& c) {
   if (c.gv.data == nullptr) return;
   LargestDecay decay;
-  for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
+  context.impl().run(c.sequences.count(), [&](std::int64_t n, Scratch&) {
     const Segment seq = c.sequences[n];
     for (std::int64_t t = seq.begin; t < seq.begin + seq.length; ++t) {
+      check_cancelled_at(t);
       for (std::int64_t j = 0; j < c.v_shape[2]; ++j) {
         for (std::int64_t i = 0; i < c.sizes.values; ++i) decay.see(c.gv.at(seq.batch, t, j, i));
       }
     }
-  }
+  });
   decay.check(c.op, "gv");
 }
 
@@ -136,7 +138,7 @@ void gated_oja_rule(Context& context, const GatedOjaRuleOptions& options,
   const Call c("gated_oja_rule", options, inputs);
   const auto o_rows = required<float, 4>(c.op, "o", o, c.o_shape);
   const auto final = view_of<float, 4>(c.op, "final_state", final_state, c.s_shape);
-  check_gates(c);
+  check_gates(context, c);
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
   const std::int64_t heads = c.v_shape[2];
@@ -173,7 +175,7 @@ void gated_oja_rule_backward(Context& context, const GatedOjaRuleOptions& option
   const auto dbeta = view_of<float, 3>(c.op, "dbeta", grads.beta, c.beta_shape);
   const auto dgv = view_of<float, 4>(c.op, "dgv", grads.gv, c.o_shape);
   const auto d_first = view_of<float, 4>(c.op, "d_initial_state", grads.initial_state, c.s_shape);
-  check_gates(c);
+  check_gates(context, c);
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
   reserve_for<BackwardWork>(context, z);
@@ -183,8 +185,11 @@ void gated_oja_rule_backward(Context& context, const GatedOjaRuleOptions& option
     BackwardWork b(scratch, z);
     Work& w = b.forward;
     const Matrix64 s = {w.state, z.keys, z.values}, g = {b.d_state, z.keys, z.values};
-    clear(b.dq, z.keys * seq.length);
-    clear(b.dk, z.keys * seq.length);
+    for (std::int64_t t = 0; t < seq.length; ++t) {
+      check_cancelled_at(t);
+      clear(b.dq + t * z.keys, z.keys);
+      clear(b.dk + t * z.keys, z.keys);
+    }
     for (std::int64_t j = h * z.group; j < (h + 1) * z.group; ++j) {
       const auto step = [&](std::int64_t t, double* state) {
         advance(isa, c, seq, j, t, w, state);
@@ -229,6 +234,7 @@ void gated_oja_rule_backward(Context& context, const GatedOjaRuleOptions& option
       write_matrix(g, d_first, n, j);
     }
     for (std::int64_t t = 0; t < seq.length; ++t) {
+      check_cancelled_at(t);
       const std::int64_t at = seq.begin + t;
       const auto finish = [&](const View<const float, 4>& x, bool normalize, double* d,
                               const View<float, 4>& to) {

@@ -43,6 +43,7 @@ void KeyExponents::compute(Context& context, const RecurrenceSpec& spec,
       if (segment.length == 0 || !is_zero_state(from, n, state)) both[0] = both[1] = c;
     }
     for (std::int64_t t = 0; t < segment.length; t += kChunk) {
+      check_cancelled();
       const std::int64_t tokens = std::min(segment.length - t, kChunk);
       const float* own = map.own_exponents(k, t, tokens);
       for (std::int64_t state = first; state < first + shape.states_per_key(); ++state) {

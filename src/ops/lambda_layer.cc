@@ -69,6 +69,7 @@ void build(Isa isa, const Call& c, std::int64_t n, const Work& w) {
     double* lse = w.lse + u * z.keys;
     position_lse(c.k, seq, u, z.keys, lse);
     for (std::int64_t t = seq.begin; t < seq.begin + seq.length; ++t) {
+      check_cancelled();
       position_weights(c.k(seq.batch, t, u), lse, z.keys, w.p);
       read(c.v(seq.batch, t, u), z.values, w.v);
       add_outer(isa, 1, w.p, w.v, w.map(u));
@@ -103,6 +104,7 @@ void lambda_layer(Context& context, const LambdaLayerInputs& inputs, const Tenso
     const Work w(scratch, z);
     build(isa, c, n, w);
     for (std::int64_t t = seq.begin; t < seq.begin + seq.length; ++t) {
+      check_cancelled();
       for (std::int64_t h = 0; h < c.q_shape[2]; ++h) {
         read(c.q(seq.batch, t, h), z.keys, w.q);
         clear(w.o, z.values);
@@ -132,6 +134,7 @@ void lambda_layer_backward(Context& context, const LambdaLayerInputs& inputs,
     clear(b.d_lambda.data, b.d_lambda.size());
     const Segment seq = c.queries[n];
     for (std::int64_t t = seq.begin; t < seq.begin + seq.length; ++t) {
+      check_cancelled();
       for (std::int64_t h = 0; h < c.q_shape[2]; ++h) {
         read(c.q(seq.batch, t, h), z.keys, w.q);
         read(d_o_rows(seq.batch, t, h), z.values, w.o);
@@ -146,6 +149,7 @@ void lambda_layer_backward(Context& context, const LambdaLayerInputs& inputs,
       clear(b.sum, z.keys);
       add_row_products(isa, b.d_lambda, w.map(u), b.sum);
       for (std::int64_t t = keys.begin; t < keys.begin + keys.length; ++t) {
+        check_cancelled();
         position_weights(c.k(keys.batch, t, u), w.lse + u * z.keys, z.keys, w.p);
         read(c.v(keys.batch, t, u), z.values, w.v);
         clear(b.d_key, z.keys);

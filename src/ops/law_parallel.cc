@@ -155,6 +155,7 @@ void law_parallel(Context& context, const LawCall& call, const RecurrenceInputs&
     context.impl().run(shape.batch * shape.output_heads, [&](std::int64_t task, Scratch&) {
       const View<float, 4> w = outputs.weights.view<float, 4>();
       for (std::int64_t t = 0; t < shape.tokens; ++t) {
+        check_cancelled();
         std::memset(w(task / shape.output_heads, task % shape.output_heads, t), 0,
                     static_cast<std::size_t>(shape.tokens * n) * sizeof(float));
       }

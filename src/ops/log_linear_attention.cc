@@ -100,6 +100,7 @@ void decay(double factor, const Matrix64& s) {
 
 // The token whose rows are in w, at `position`: its output into w.o, and itself into the ladder.
 void advance(Isa isa, const Sizes& z, double scale, double factor, std::int64_t position, Work& w) {
+  check_cancelled();
   clear(w.o, z.values);
   for (std::int64_t i = 0; i < z.states; ++i) {
     if (!is_held(position, i)) continue;
@@ -118,14 +119,15 @@ void advance(Isa isa, const Sizes& z, double scale, double factor, std::int64_t 
   add_outer(isa, 1, w.k, w.v, to);
 }
 
-void check_gates(const Call& c) {
+void check_gates(Context& context, const Call& c) {
   LargestDecay largest;
-  for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
+  context.impl().run(c.sequences.count(), [&](std::int64_t n, Scratch&) {
     const Segment seq = c.sequences[n];
     for (std::int64_t t = seq.begin; t < seq.begin + seq.length; ++t) {
+      check_cancelled_at(t);
       for (std::int64_t j = 0; j < c.heads; ++j) largest.see(c.g.at(seq.batch, t, j));
     }
-  }
+  });
   largest.check(c.op, "g");
 }
 
@@ -154,7 +156,7 @@ void log_linear_attention(Context& context, const LogLinearAttentionOptions& opt
                           const LogLinearAttentionInputs& inputs, const Tensor& o) {
   const Call c("log_linear_attention", inputs);
   const auto o_rows = required<float, 4>(c.op, "o", o, c.o_shape);
-  check_gates(c);
+  check_gates(context, c);
   reserve_for<Work>(context, c.sizes);
   context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
     const std::int64_t n = task / c.heads, j = task % c.heads;
@@ -184,7 +186,7 @@ void log_linear_attention_backward(Context& context, const LogLinearAttentionOpt
   const auto dg = view_of<float, 3>(c.op, "dg", grads.g, c.g_shape);
   const auto d_levels =
       view_of<float, 4>(c.op, "dlevel_scales", grads.level_scales, c.lambda.extent);
-  check_gates(c);
+  check_gates(context, c);
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
   const double scale = options.scale;
@@ -195,8 +197,11 @@ void log_linear_attention_backward(Context& context, const LogLinearAttentionOpt
     const Segment seq = c.sequences[n];
     BackwardWork b(scratch, z);
     Work& w = b.forward;
-    clear(b.dq, z.keys * seq.length);
-    clear(b.dk, z.keys * seq.length);
+    for (std::int64_t t = 0; t < seq.length; ++t) {
+      check_cancelled_at(t);
+      clear(b.dq + t * z.keys, z.keys);
+      clear(b.dk + t * z.keys, z.keys);
+    }
     for (std::int64_t j = h * c.group; j < (h + 1) * c.group; ++j) {
       for (std::int64_t t = 0; t < seq.length; ++t) {
         const std::int64_t at = seq.begin + t;
@@ -223,6 +228,7 @@ void log_linear_attention_backward(Context& context, const LogLinearAttentionOpt
       clear(w.ladder, z.state() * z.states);
       double over = 0;  // the loss that passes over the gate of token t
       for (std::int64_t t = seq.length; t-- > 0;) {
+        check_cancelled();
         const std::int64_t at = seq.begin + t, carry = carry_of(t);
         const double factor = w.read_token(c, seq.batch, at, j);
         read(d_o_rows(seq.batch, at, j), z.values, b.d_o);
@@ -253,6 +259,7 @@ void log_linear_attention_backward(Context& context, const LogLinearAttentionOpt
       }
     }
     for (std::int64_t t = 0; t < seq.length; ++t) {
+      check_cancelled_at(t);
       write(b.dq + t * z.keys, z.keys, row_at(dq, seq.batch, seq.begin + t, h));
       write(b.dk + t * z.keys, z.keys, row_at(dk, seq.batch, seq.begin + t, h));
     }
@@ -283,7 +290,7 @@ void log_linear_attention_step(Context& context, const LogLinearAttentionOptions
     refuse(c.op, fmt::format("position {} needs {} levels; level_scales has {}", p,
                              states_of(p + 1) + 1, c.sizes.levels));
   }
-  check_gates(c);
+  check_gates(context, c);
   const Sizes& z = c.sizes;
   reserve_for<Work>(context, z);
   context.impl().run(c.k_shape[0] * c.heads, [&](std::int64_t task, Scratch& scratch) {

@@ -257,6 +257,7 @@ struct WeightTask {
     start(0, block);
     finish();
     for (std::int64_t begin = 0; begin < tokens; begin += kWeightTokens) {
+      check_cancelled();
       const std::int64_t inner = std::min(kWeightTokens, tokens - begin);
       start(std::min(begin + inner, tokens), other);
       for (std::int64_t i = 0; i < tiles; ++i) {

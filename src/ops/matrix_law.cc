@@ -47,6 +47,7 @@ void check_decays(Context& context, const LawCall& call, std::int64_t states_per
     for (std::int64_t i = task * states_per_task; i < end; ++i) {
       b.source.bind(context.isa(), i / shape.value_heads, i % shape.value_heads);
       for (std::int64_t t = 0; t < b.source.tokens(); t += kChunk) {
+        check_cancelled();
         b.rows.tokens = std::min(b.source.tokens() - t, kChunk);
         b.source.pack_decays(t, 0, call.kind().values, b.rows);
       }

@@ -90,6 +90,7 @@ void begin(const Call& c, const Segment& seq, std::int64_t n, std::int64_t h, Wo
   read_with_z(c.s0, c.z0, n, h, matrix_of(w.state, c.sizes));
   w.m[0] = c.m0.data == nullptr ? 0 : static_cast<double>(c.m0.at(n, h));
   for (std::int64_t t = 0; t < seq.length; ++t) {
+    check_cancelled_at(t);
     const auto i = static_cast<double>(c.i.at(seq.batch, seq.begin + t, h));
     const auto f = static_cast<double>(c.f.at(seq.batch, seq.begin + t, h));
     const double kept = log_sigmoid(f) + w.m[t], m = std::max(kept, i);
@@ -102,6 +103,7 @@ void begin(const Call& c, const Segment& seq, std::int64_t n, std::int64_t h, Wo
 // Token t into the state; w.k and w.v are its rows, with scale and the column of 1.
 void advance(Isa isa, const Call& c, const Segment& seq, std::int64_t h, std::int64_t t, Work& w,
              double* state) {
+  check_cancelled();
   const Sizes& z = c.sizes;
   read(c.k(seq.batch, seq.begin + t, h), z.keys, w.k);
   read(c.v(seq.batch, seq.begin + t, h), z.values, w.v);

@@ -35,19 +35,22 @@ struct Call {
   }
   // Doubles that `load` takes, and what it fills.
   std::int64_t size() const { return points * (features + values) + queries * features; }
-  void load(double* memory) {
+  void load(Context& context, double* memory) {
     x = {memory, points, features};
     y = {x.data + x.size(), points, values};
     q = {y.data + y.size(), queries, features};
-    read_matrix(x_view, x);
-    read_matrix(y_view, y);
-    read_matrix(q_view, q);
+    context.impl().run(1, [&](std::int64_t, Scratch&) {
+      read_matrix(x_view, x);
+      read_matrix(y_view, y);
+      read_matrix(q_view, q);
+    });
   }
   const double* x_row(std::int64_t j) const { return x.data + j * features; }
   const double* y_row(std::int64_t j) const { return y.data + j * values; }
   const double* q_row(std::int64_t i) const { return q.data + i * features; }
 
   double log_weight(Isa isa, std::int64_t i, std::int64_t j) const {
+    check_cancelled_at(i + j);
     const double *a = q_row(i), *b = x_row(j);
     if (options.kernel == RegressionKernel::kExpDot) return factor * dot(isa, a, b, features);
     double distance = 0;
@@ -102,7 +105,7 @@ void nadaraya_watson(Context& context, const NadarayaWatsonOptions& options,
   Call c("nadaraya_watson", options, inputs);
   const auto o_rows = required<float, 2>(c.op, "o", o, {c.queries, c.values});
   const Isa isa = context.isa();
-  c.load(context.impl().shared<double>(c.size()));
+  c.load(context, context.impl().shared<double>(c.size()));
   for_rows(context, c.queries, c.points + c.values, [&](std::int64_t i, double* w) {
     double* out = w + c.points;
     weights(isa, c, i, w);
@@ -122,11 +125,11 @@ void nadaraya_watson_backward(Context& context, const NadarayaWatsonOptions& opt
   const auto dq_rows = view_of<float, 2>(c.op, "dqueries", dqueries, {c.queries, c.features});
   const Isa isa = context.isa();
   double* memory = context.impl().shared<double>(c.size() + c.queries * (c.values + 2));
-  c.load(memory);
+  c.load(context, memory);
   double* lse = memory + c.size();  // of the weights of each query
   double* mean = lse + c.queries;   // its d_o . o
   const Matrix64 up = {mean + c.queries, c.queries, c.values};
-  read_matrix(d_o_rows, up);
+  context.impl().run(1, [&](std::int64_t, Scratch&) { read_matrix(d_o_rows, up); });
   for_rows(context, c.queries, c.points + c.values + c.features, [&](std::int64_t i, double* w) {
     double *out = w + c.points, *dq = out + c.values;
     const double* d = up.data + i * c.values;
@@ -136,6 +139,7 @@ void nadaraya_watson_backward(Context& context, const NadarayaWatsonOptions& opt
     mean[i] = dot(isa, d, out, c.values);
     clear(dq, c.features);
     for (std::int64_t j = 0; j < c.points; ++j) {
+      check_cancelled_at(j);
       const double ds = w[j] * (dot(isa, d, c.y_row(j), c.values) - mean[i]);
       c.add_slope(i, j, ds, /*by_query=*/true, dq);
     }

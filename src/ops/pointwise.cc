@@ -118,6 +118,7 @@ void embed_backward(Context& context, std::span<const std::int32_t> tokens, View
     const std::int64_t column = task * kTableColumns;
     const std::int64_t count = std::min(kTableColumns, size - column);
     for (std::int64_t row = 0; row < rows; ++row) {
+      check_cancelled_at(row);
       add_to(context.isa(), dy(row, column), dtable(tokens[static_cast<std::size_t>(row)], column),
              count);
     }

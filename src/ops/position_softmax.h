@@ -15,9 +15,11 @@ inline void position_lse(const View<const float, 4>& k, const Segment& seq, std:
   for (std::int64_t i = 0; i < n; ++i) {
     double top = -std::numeric_limits<double>::infinity(), sum = 0;
     for (std::int64_t t = seq.begin; t < seq.begin + seq.length; ++t) {
+      check_cancelled_at(t);
       top = std::max(top, static_cast<double>(k.at(seq.batch, t, h, i)));
     }
     for (std::int64_t t = seq.begin; t < seq.begin + seq.length; ++t) {
+      check_cancelled_at(t);
       sum += std::exp(static_cast<double>(k.at(seq.batch, t, h, i)) - top);
     }
     lse[i] = top + std::log(sum);

@@ -114,6 +114,7 @@ struct Forward {
     const Normalizer* norm = spec.normalize ? &normalizer : nullptr;
     if (!spec.causal) {
       for (std::int64_t t = 0, tokens = 0; t < keys.length; t += tokens) {
+        check_cancelled();
         tokens = chunk_tokens(t, keys.length, scales);
         if (scales) rescale(scales[t]);
         b.pass.pack({}, b.k_map.apply(k, t, tokens), tokens, nullptr, norm);
@@ -128,6 +129,7 @@ struct Forward {
         shape.batch * shape.tokens * shape.output_heads * shape.values, o, column, columns);
     bool packed = false;  // by the run before
     for (std::int64_t t = 0, tokens = 0; t < length; t += tokens) {
+      check_cancelled();
       tokens = chunk_tokens(t, length, spec.causal ? scales : TokenValues());
       if (spec.causal && scales) rescale(scales[t]);
       if (!packed) {

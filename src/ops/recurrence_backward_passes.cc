@@ -175,6 +175,7 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
     };
     if (!spec_.causal) {
       for (std::int64_t t = 0, tokens = 0; t < keys.length; t += tokens) {
+        check_cancelled();
         tokens = chunk_tokens(t, keys.length, scales);
         if (scales) rescale_to(scales[t]);
         b.pass.pack({}, values_of(v, t, tokens, v.first, b), tokens, nullptr);
@@ -191,6 +192,7 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
     bool packed = false;  // by the run before
     for (std::int64_t t = 0, tokens = 0; t < length; t += tokens) {
+      check_cancelled();
       tokens = chunk_tokens(t, length, spec_.causal ? scales : TokenValues());
       if (spec_.causal && scales) rescale_to(scales[t]);
       if (!packed) {
@@ -313,6 +315,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
     };
     if (!spec_.causal) {
       for (std::int64_t t = 0; t < segment.length; t += kChunk) {
+        check_cancelled();
         const std::int64_t tokens = std::min(segment.length - t, kChunk);
         pack(t, tokens, {});
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
@@ -327,6 +330,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
     for (std::int64_t i = 0; i < kChunk; ++i) b.read_factor[i] = read_scale_ * fold.read[i];
     bool packed = false;  // by the run before
     for (std::int64_t t = 0, tokens = 0; t < length; t += tokens) {
+      check_cancelled();
       tokens = chunk_tokens(t, length, scales);
       if (scales && scales[t] != exponent) {
         rescale(power_of_two(scales[t] - exponent), b);
@@ -421,6 +425,7 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
     if (!spec_.causal || !dv) {
       const TokenValues queries = spec_.causal ? scales : TokenValues();
       for (std::int64_t t = 0, tokens = 0; t < segment.length; t += tokens) {
+        check_cancelled();
         tokens = chunk_tokens(t, segment.length, queries);
         if (queries) rescale_to(queries[t]);
         pack(t, tokens, {});
@@ -431,6 +436,7 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
     for (std::int64_t i = 0; i < kChunk; ++i) b.read_factor[i] = read_scale_ * fold.read[i];
     bool packed = false;  // by the run before
     for (std::int64_t t = 0, tokens = 0; t < length && dv; t += tokens) {
+      check_cancelled();
       tokens = chunk_tokens(t, length, scales);
       if (scales) rescale_to(scales[t]);
       if (!packed) {

@@ -106,6 +106,7 @@ struct Parallel {
     double sums[kChunk] = {};
     const std::int64_t end = spec.causal ? t + rows : keys.length;
     for (std::int64_t s = 0; s < end; s += kChunk) {
+      check_cancelled();
       const std::int64_t columns = std::min(end - s, kChunk);
       dense(b.k_map, k, s, columns, b.pitch, b.k);
       for (std::int64_t f = 0; f < b.depth; ++f) {
@@ -212,6 +213,7 @@ void recurrence_parallel(Context& context, const RecurrenceSpec& spec, const Rec
     context.impl().run(shape.batch * shape.output_heads, [&](std::int64_t task, Scratch&) {
       const View<float, 4> w = weights.view<float, 4>();
       for (std::int64_t t = 0; t < shape.tokens; ++t) {
+        check_cancelled();
         std::memset(w(task / shape.output_heads, task % shape.output_heads, t), 0,
                     static_cast<std::size_t>(shape.key_tokens) * sizeof(float));
       }

@@ -143,6 +143,7 @@ double gate_of(const Call& c, const Segment& seq, std::int64_t h, std::int64_t t
 // Token t into the state.
 void advance(Isa isa, const Call& c, const Segment& seq, std::int64_t h, std::int64_t t, Work& w,
              double* state) {
+  check_cancelled();
   const Sizes& z = c.sizes;
   w.k.map(isa, c, w.w, c.k(seq.batch, seq.begin + t, h));
   read(c.v(seq.batch, seq.begin + t, h), z.values, w.v);
@@ -180,10 +181,11 @@ struct BackwardWork {
   double *d_state, *df, *d_row, *dv, *d_o;
 };
 
-void check_gates(const Call& c) {
-  for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
+void check_gates(Context& context, const Call& c) {
+  context.impl().run(c.sequences.count(), [&](std::int64_t n, Scratch&) {
     const Segment seq = c.sequences[n];
     for (std::int64_t t = seq.begin; t < seq.begin + seq.length; ++t) {
+      check_cancelled_at(t);
       for (std::int64_t h = 0; h < c.heads; ++h) {
         const float gate = c.gate.at(seq.batch, t, h);
         if (gate < -LargestDecay::kMax || gate > 1 + LargestDecay::kMax) {
@@ -193,7 +195,7 @@ void check_gates(const Call& c) {
         }
       }
     }
-  }
+  });
 }
 
 }  // namespace
@@ -203,7 +205,7 @@ void rfa_gate(Context& context, const RfaGateInputs& inputs, const RfaGateOutput
   const auto o = required<float, 4>(c.op, "o", outputs.o, c.o_shape);
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.s_shape);
   const auto z_final = view_of<float, 3>(c.op, "z", outputs.z, c.z_shape);
-  check_gates(c);
+  check_gates(context, c);
   const Sizes& z = c.sizes;
   reserve_for<Work>(context, z);
   context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
@@ -236,7 +238,7 @@ void rfa_gate_backward(Context& context, const RfaGateInputs& inputs,
   const auto dsigma = view_of<float, 1>(c.op, "dsigma", grads.sigma, {c.sizes.keys});
   const auto ds0 = view_of<float, 4>(c.op, "d_initial_state", grads.initial_state, c.s_shape);
   const auto dz0 = view_of<float, 3>(c.op, "d_initial_z", grads.initial_z, c.z_shape);
-  check_gates(c);
+  check_gates(context, c);
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
   const std::int64_t tasks = c.sequences.count() * c.heads;

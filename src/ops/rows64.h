@@ -29,6 +29,7 @@ T* row_at(const View<T, Rank>& view, Index... index) {
 template <class T, int Rank, class... Index>
 void read_matrix(const View<T, Rank>& view, const Matrix64& to, Index... index) {
   for (std::int64_t r = 0; r < to.rows; ++r) {
+    check_cancelled_at(r);
     read(row_at(view, index..., r), to.columns, to.data + r * to.columns);
   }
 }

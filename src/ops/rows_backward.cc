@@ -550,10 +550,12 @@ void RowsBackward::run(const StateMemory<const float>& initial,
   const std::int64_t chunk = chunk_tokens(kind_);
   float* states = b_.kept;
   for (std::int64_t t = 0; t < tokens_; t += chunk, states += b_.state_size) {
+    check_cancelled();
     forward(t, std::min(chunk, tokens_ - t), states);
   }
   if (erases_) tiles_from_slabs(isa_, groups(), value_tiles(), states, b_.tiles);
   for (std::int64_t t = padded(tokens_, chunk) - chunk; t >= 0; t -= chunk) {
+    check_cancelled();
     states -= b_.state_size;
     backward(t, std::min(chunk, tokens_ - t), states);
   }

@@ -500,6 +500,7 @@ void rows_scan(Isa isa, const RowsKind& kind, RowSource& source, std::int64_t co
   scan.begin(isa, initial.at_column(column), position);
   const std::int64_t tokens = source.tokens();
   for (std::int64_t t = 0; t < tokens; t += kTokens) {
+    check_cancelled();
     scan.run(source, t, std::min(tokens - t, kTokens), column);
   }
   scan.end(final.at_column(column));

@@ -231,6 +231,7 @@ void selective_scan_backward(Context& context, const SelectiveScanOptions& optio
     impl.run(c.sequences.count(), [&](std::int64_t n, Scratch&) {
       const Segment s = c.sequences[n];
       for (std::int64_t t = s.begin; t < s.begin + s.length; ++t) {
+        check_cancelled_at(t);
         load(nullptr, c.width, to(s.batch, t));
         for (std::int64_t k = 0; k < blocks.blocks(); ++k) {
           const View<float, 3> from(shares + (2 * k + which) * share, c.columns);

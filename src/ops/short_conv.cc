@@ -367,6 +367,7 @@ void short_conv_backward(Context& context, const ShortConvOptions& options,
     if (own != nullptr) std::fill(own, own + set, 0.0f);
     const Workspace work(s, scratch);
     for (std::int64_t p = g * group; p < std::min((g + 1) * group, count); ++p) {
+      check_cancelled();
       const Piece& piece = pieces[static_cast<std::size_t>(p)];
       if (piece.sequence >= 0) {
         backward(piece, work, own);

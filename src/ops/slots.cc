@@ -85,6 +85,7 @@ void begin(const Call& c, const Segment& seq, std::int64_t n, std::int64_t h, La
     w.lse[m] = c.lse0.data == nullptr ? -kInf : static_cast<double>(c.lse0.at(n, h, m));
   }
   for (std::int64_t t = 0; t < seq.length; ++t) {
+    check_cancelled_at(t);
     double *write = w.write + t * z.slots, *keep = w.keep + t * z.slots;
     read(c.s(seq.batch, seq.begin + t, h), z.slots, write);
     for (std::int64_t m = 0; m < z.slots; ++m) {
@@ -107,6 +108,7 @@ void begin(const Call& c, const Segment& seq, std::int64_t n, std::int64_t h, La
 // Token t into the memory.
 void advance(Isa isa, const Call& c, const Segment& seq, std::int64_t h, std::int64_t t, Work& w,
              double* state) {
+  check_cancelled();
   const Sizes& z = c.sizes;
   const Matrix64 hk = hk_of(state, z), hv = hv_of(state, z);
   read(c.k(seq.batch, seq.begin + t, h), z.keys, w.k);

@@ -389,6 +389,7 @@ void softmax_attention_backward(Context& context, const SoftmaxAttentionOptions&
         args.dq.data = task.partial - range.begin * args.dq.token_stride;
       } else if (args.dq.data != nullptr) {
         for (std::int64_t i = 0; i < args.shape.queries; ++i) {
+          check_cancelled_at(i);
           if (i == range.begin) i = range.end;
           if (i >= args.shape.queries) break;
           for (std::int64_t h = 0; h < group; ++h) {
@@ -411,6 +412,7 @@ void softmax_attention_backward(Context& context, const SoftmaxAttentionOptions&
           const SoftmaxRange range = softmax_seeing(shape_of(sequence), task.begin, task.end);
           const float* from = task.partial;
           for (std::int64_t i = range.begin; i < range.end; ++i) {
+            check_cancelled_at(i);
             for (std::int64_t h = 0; h < group; ++h, from += shape.key_size) {
               float* to = rows.row(i, h);
               for (std::int64_t f = 0; f < shape.key_size; ++f) to[f] += from[f];
@@ -473,6 +475,7 @@ void softmax_attention_step(Context& context, const SoftmaxAttentionOptions& opt
     const KvCache& cache = caches[static_cast<std::size_t>(n)];
     const SoftmaxKeys rows = key_rows(k, v, {n, 0, tokens}, head);
     for (std::int64_t t = std::max<std::int64_t>(0, tokens - cache.capacity); t < tokens; ++t) {
+      check_cancelled_at(t);
       const std::int64_t slot = (cache.position + t) % cache.capacity;
       std::copy_n(rows.k + t * rows.k_stride, sizes.key_size,
                   cache.k + slot * k_row + head * sizes.key_size);

@@ -120,6 +120,7 @@ void learn(Isa isa, const Call& c, const Segment& seq, std::int64_t h, std::int6
            std::int64_t count, double* state, const Work& w) {
   const std::int64_t d = c.sizes.width;
   for (std::int64_t t = 0; t < count; ++t) {
+    check_cancelled();
     const std::int64_t at = seq.begin + first + t;
     double *k = w.k + t * d, *x = w.x + t * d, *r = w.r + t * d, *grad = w.grad + t * d;
     read(c.k(seq.batch, at, h), d, k);
@@ -137,6 +138,7 @@ void learn(Isa isa, const Call& c, const Segment& seq, std::int64_t h, std::int6
 
 // 1 + k_s . (scale q_t): how far gradient s moves u_t, over -eta_t.
 double reach(Isa isa, const Work& w, std::int64_t s, std::int64_t t, std::int64_t d) {
+  check_cancelled_at(s);
   return 1 + dot(isa, w.k + s * d, w.q + t * d, d);
 }
 
@@ -221,6 +223,7 @@ void output_adjoint(Isa isa, const Call& c, const Segment& seq, std::int64_t h, 
 // d_grad to dk, dv, w, b and the state. P is symmetric, so P(w r)'s adjoint is P again; x and the
 // deviation are functions of y as well.
 void learn_adjoint(Isa isa, const Call& c, std::int64_t s, double* state, const BackwardWork& b) {
+  check_cancelled();
   const std::int64_t d = c.sizes.width;
   const auto count = static_cast<double>(d);
   const Work& w = b.forward;
