@@ -1,12 +1,15 @@
-// Small helpers for messages: text of a stranger made safe to print, and the nearest of several
-// names.
+// Small helpers for messages and what they are about: text of a stranger made safe to print, the
+// nearest of several names, lists and numbers.
 #pragma once
 
+#include <charconv>
 #include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <vector>
 
 namespace ouzel {
 
@@ -26,5 +29,17 @@ std::string did_you_mean(std::string_view name, std::span<const std::string> can
 
 // "a, b, c".
 std::string joined(std::span<const std::string> names, std::string_view separator = ", ");
+
+// What stands between the separators; nothing between two of them is left out.
+std::vector<std::string> split(std::string_view text, char separator);
+
+// The whole of `text` as a number, or none.
+template <class T>
+std::optional<T> parsed(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
 
 }  // namespace ouzel

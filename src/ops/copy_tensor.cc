@@ -98,22 +98,36 @@ auto* row_at(const T& tensor, std::int64_t row) {
   return static_cast<Byte*>(tensor.data) + offset * size_of(tensor.dtype);
 }
 
+// body(row, columns) for the rows of a tensor, in tasks of some.
+template <class Body>
+void for_rows(Context& context, const ConstTensor& x, const Body& body) {
+  const std::int64_t size = x.size();
+  if (size == 0) return;
+  const std::int64_t columns = x.rank == 0 ? 1 : x.extent[static_cast<std::size_t>(x.rank - 1)];
+  const std::int64_t rows = size / columns;
+  const std::int64_t task_rows = std::max<std::int64_t>(1, kTaskElements / columns);
+  context.impl().run((rows + task_rows - 1) / task_rows, [&](std::int64_t task, Scratch&) {
+    const std::int64_t end = std::min(rows, (task + 1) * task_rows);
+    for (std::int64_t row = task * task_rows; row < end; ++row) body(row, columns);
+  });
+}
+
+std::int64_t step_of(const ConstTensor& x) {
+  return x.stride[static_cast<std::size_t>(std::max(x.rank - 1, 0))] * size_of(x.dtype);
+}
+
 }  // namespace
 
 void copy_tensor(Context& context, const ConstTensor& from, const Tensor& to) {
-  const std::int64_t size = from.size();
-  if (size == 0) return;
-  const auto last = static_cast<std::size_t>(std::max(from.rank - 1, 0));
-  const std::int64_t columns = from.rank == 0 ? 1 : from.extent[last];
-  const std::int64_t rows = size / columns;
-  const std::int64_t task_rows = std::max<std::int64_t>(1, kTaskElements / columns);
   const CopyRow copy = copy_row_of(from.dtype, to.dtype);
-  context.impl().run((rows + task_rows - 1) / task_rows, [&](std::int64_t task, Scratch&) {
-    const std::int64_t end = std::min(rows, (task + 1) * task_rows);
-    for (std::int64_t row = task * task_rows; row < end; ++row) {
-      copy(row_at(from, row), from.stride[last] * size_of(from.dtype), row_at(to, row),
-           to.stride[last] * size_of(to.dtype), columns);
-    }
+  for_rows(context, from, [&](std::int64_t row, std::int64_t columns) {
+    copy(row_at(from, row), step_of(from), row_at(to, row), step_of(to), columns);
+  });
+}
+
+void clear_rows(Context& context, const Tensor& x) {
+  for_rows(context, x, [&](std::int64_t row, std::int64_t columns) {
+    std::memset(row_at(x, row), 0, static_cast<std::size_t>(columns * size_of(x.dtype)));
   });
 }
 

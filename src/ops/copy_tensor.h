@@ -10,4 +10,7 @@ namespace ouzel {
 // ties to even. Addresses need no alignment. Memory must not overlap.
 void copy_tensor(Context& context, const ConstTensor& from, const Tensor& to);
 
+// Zeros into rows without gaps between their elements.
+void clear_rows(Context& context, const Tensor& x);
+
 }  // namespace ouzel

@@ -84,6 +84,8 @@ class OperatorCall {
   std::string expected(const TensorInfo& info);
   std::vector<std::int64_t> shape_of(const TensorInfo& info);
   void list_results();
+  void check_apart(const Tensor& memory, const std::string& name) const;
+  void check_overlaps() const;
 
   Context* context_ = nullptr;
   const OperatorInfo& info_;

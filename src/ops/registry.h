@@ -112,6 +112,8 @@ class Attributes {
 struct Array {
   Array() = default;
   Array(const std::vector<std::int64_t>& shape, DType dtype = DType::kF32);
+  // For what is written as a whole.
+  static Array unset(const std::vector<std::int64_t>& shape, DType dtype = DType::kF32);
 
   Buffer memory;
   Tensor tensor;

@@ -1,6 +1,7 @@
 // The rows of ONNX's nodes LinearAttention and CausalConvWithState (opset 27), with its names and
 // packed layouts: heads lie side by side in the last axis, convolutions have channels before
 // tokens. Each is a call of one of the other operators on views of the same memory.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "ouzel/laws.h"
 #include "ouzel/linear_attention.h"
 #include "ouzel/short_conv.h"
+#include "src/base/context_impl.h"
+#include "src/ops/copy_tensor.h"
 #include "src/ops/operator_call.h"
 #include "src/ops/registry_rows.h"
 
@@ -122,6 +125,30 @@ void run_attention(OperatorCall& call) {
   const LinearAttentionOptions linear_options = {.scale = scale};
   const LawOptions options = {.scale = scale};
   const MatrixLaw& law = law_of(rule, per_key);
+  if (call.extent("T") == 1 && !call.backward()) {
+    // A step reads and writes a state once: on a copy.
+    Array scratch;
+    Tensor present = call.out("present_state");
+    if (!present.present()) {
+      scratch = Array::unset({call.extent("B"), heads, call.extent("K"), call.extent("V")});
+      present = scratch.tensor;
+    }
+    if (const ConstTensor past = call.in("past_state"); past.present()) {
+      copy_tensor(call.context(), past, present);
+    } else {
+      clear_rows(call.context(), present);
+    }
+    const StateView state_now = state(present, 1);
+    RecurrenceInputs token = inputs;
+    token.initial_state = {};
+    if (linear) {
+      linear_attention_step(call.context(), linear_options, token.q, token.k, token.v, state_now,
+                            outputs.o);
+    } else {
+      law.step(call.context(), options, token, state_now, outputs.o);
+    }
+    return;
+  }
   if (linear) {
     linear_attention(call.context(), linear_options, inputs, outputs);
   } else {
@@ -159,15 +186,23 @@ void set_conv_extents(OperatorCall& call) {
 }
 
 // [B, D, T] into [B, T, D], or back.
-void exchange_axes(const ConstTensor& from, const Tensor& to) {
+void exchange_axes(Context& context, const ConstTensor& from, const Tensor& to) {
   if (!from.present() || !to.present()) return;
+  constexpr std::int64_t kTile = 64;  // 16 KiB of each
   const View<const float, 3> x = from.view<const float, 3>();
   const View<float, 3> y = to.view<float, 3>();
-  for (std::int64_t b = 0; b < x.extent[0]; ++b) {
-    for (std::int64_t i = 0; i < x.extent[1]; ++i) {
-      for (std::int64_t j = 0; j < x.extent[2]; ++j) y.at(b, j, i) = x.at(b, i, j);
+  const std::int64_t tiles = (x.extent[1] + kTile - 1) / kTile;
+  context.impl().run(x.extent[0] * tiles, [&](std::int64_t task, Scratch&) {
+    const std::int64_t b = task / tiles, first = task % tiles * kTile;
+    const std::int64_t last = std::min(first + kTile, x.extent[1]);
+    for (std::int64_t begin = 0; begin < x.extent[2]; begin += kTile) {
+      check_cancelled();
+      const std::int64_t end = std::min(begin + kTile, x.extent[2]);
+      for (std::int64_t i = first; i < last; ++i) {
+        for (std::int64_t j = begin; j < end; ++j) y.at(b, j, i) = x.at(b, i, j);
+      }
     }
-  }
+  });
 }
 
 // Ouzel's window has one input more than the node's, the oldest, which no output reads.
@@ -192,7 +227,7 @@ void run_conv(OperatorCall& call) {
   const std::int64_t batch = call.extent("B"), tokens = call.extent("T"),
                      channels = call.extent("D");
   const auto rows = [&](bool wanted) {
-    return wanted ? Array({batch, tokens, channels}) : Array();
+    return wanted ? Array::unset({batch, tokens, channels}) : Array();
   };
   const auto window = [&](const ConstTensor& past, bool wanted) {
     Array w = wanted ? Array({batch, channels, call.extent("W")}) : Array();
@@ -203,7 +238,7 @@ void run_conv(OperatorCall& call) {
   const ShortConvOptions options = {.activation = activation == "none" ? ConvActivation::kNone
                                                                        : ConvActivation::kSilu};
   const Array x = rows(true), y = rows(true);
-  exchange_axes(call.in("input"), x.tensor);
+  exchange_axes(call.context(), call.in("input"), x.tensor);
   const ConstTensor past = call.in("past_state");
   const Array initial = window(past, past.present()), final = window({}, true);
   const ShortConvInputs inputs = {.x = x.tensor,
@@ -211,20 +246,20 @@ void run_conv(OperatorCall& call) {
                                   .bias = call.in("bias"),
                                   .initial_state = initial.tensor};
   short_conv(call.context(), options, inputs, y.tensor, final.tensor);
-  exchange_axes(y.tensor, call.out("output"));
+  exchange_axes(call.context(), y.tensor, call.out("output"));
   if (const Tensor present = call.out("present_state"); present.present()) {
     copy_rows(past_of(final), present);
   }
   if (!call.backward()) return;
   const Array dy = rows(true), dx = rows(call.out("dinput").present());
-  exchange_axes(call.in("doutput"), dy.tensor);
+  exchange_axes(call.context(), call.in("doutput"), dy.tensor);
   const ConstTensor upstream = call.in("dpresent_state");
   const Tensor past_grad = call.out("dpast_state");
   const Array final_grad = window(upstream, upstream.present());
   const Array initial_grad = window({}, past_grad.present());
   short_conv_backward(call.context(), options, inputs, dy.tensor, final_grad.tensor, dx.tensor,
                       call.out("dweight"), call.out("dbias"), initial_grad.tensor);
-  exchange_axes(dx.tensor, call.out("dinput"));
+  exchange_axes(call.context(), dx.tensor, call.out("dinput"));
   if (past_grad.present()) copy_rows(past_of(initial_grad), past_grad);
 }
 

@@ -18,7 +18,7 @@ void run_softmax_attention(OperatorCall& call) {
       .q = call.in("q"), .k = call.in("k"), .v = call.in("v"), .segments = call.segments()};
   Array lse;
   if (call.backward())
-    lse = Array({call.extent("B"), call.extent("TQ"), call.extent("HQ")}, DType::kF64);
+    lse = Array::unset({call.extent("B"), call.extent("TQ"), call.extent("HQ")}, DType::kF64);
   const Tensor o = call.out("o");
   softmax_attention(call.context(), options, inputs, {.o = o, .lse = lse.tensor});
   if (!call.backward()) return;

@@ -1,0 +1,382 @@
+#include "src/ops/operator_call.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ouzel/error.h"
+#include "src/base/text.h"
+#include "src/ops/copy_tensor.h"
+
+namespace ouzel {
+namespace {
+
+// More sequences than this only occur in files made to exhaust memory: each costs some though it
+// holds no token.
+constexpr std::int64_t kMaxSequences = 1 << 22;
+
+[[noreturn]] void refuse(const std::string& sentence) {
+  throw Error(ErrorKind::kInvalidArgument, sentence);
+}
+
+std::string describe(const ConstTensor& tensor) {
+  return fmt::format("{} {}", name_of(tensor.dtype), shape_string(tensor));
+}
+
+bool is_half(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
+
+// Whether a row of the table can work on it as it is.
+bool is_plain(const ConstTensor& tensor, DType dtype) {
+  const auto last = static_cast<std::size_t>(std::max(tensor.rank - 1, 0));
+  return tensor.dtype == dtype && (tensor.extent[last] <= 1 || tensor.stride[last] == 1) &&
+         reinterpret_cast<std::uintptr_t>(tensor.data) %
+                 static_cast<std::uintptr_t>(size_of(dtype)) ==
+             0;
+}
+
+// Whether it has no gaps between its elements, last axis innermost.
+bool is_dense(const ConstTensor& tensor) {
+  std::int64_t step = 1;
+  for (auto i = static_cast<std::size_t>(tensor.rank); i-- > 0;) {
+    if (tensor.extent[i] > 1 && tensor.stride[i] != step) return false;
+    step *= tensor.extent[i];
+  }
+  return true;
+}
+
+std::vector<std::int64_t> shape_vector(const ConstTensor& tensor) {
+  return {tensor.extent.begin(), tensor.extent.begin() + tensor.rank};
+}
+
+// Numbers of tokens may be 0; numbers of heads, features and sequences may not.
+bool counts_tokens(const std::string& letter) { return letter.starts_with('T'); }
+
+}  // namespace
+
+OperatorCall::OperatorCall(const OperatorInfo& info, const Attributes& attributes,
+                           const std::map<std::string, ConstTensor>& tensors, bool backward,
+                           const Segments* segments)
+    : info_(info), attributes_(attributes), backward_(backward) {
+  check_names(tensors);
+  if (segments != nullptr) {
+    segments_ = *segments;
+  } else if (const auto cu_seqlens = attributes.integers("cu_seqlens")) {
+    segments_ = Segments::packed(*cu_seqlens);
+  }
+  const auto given = [&](const std::string& name) { return get(tensors, name); };
+  for (const TensorInfo& input : info.inputs) {
+    const ConstTensor tensor = given(input.name);
+    if (tensor.present()) {
+      take(input, input.name, tensor);
+    } else if (!input.optional && attributes.hold(input.when)) {
+      refuse(fmt::format("{}: tensor '{}' {} is missing", info.name, input.name, expected(input)));
+    }
+  }
+  if (segments_ && segments == nullptr) check_packing();
+  if (info.set_extents != nullptr) info.set_extents(*this);
+  list_results();
+  if (!backward) return;
+  bool any = false;
+  for (const TensorInfo& output : info.outputs) {
+    const ConstTensor tensor = given(output.gradient);
+    if (!tensor.present()) continue;
+    take(output, output.gradient, tensor);
+    any = true;
+  }
+  const TensorInfo& first = info.outputs.front();
+  if (!any) {
+    refuse(
+        fmt::format("{}: the backward pass needs '{}' {}, the gradient of '{}', or that of "
+                    "another output",
+                    info.name, first.gradient, expected(first), first.name));
+  }
+  if (in(first.gradient).present()) return;
+  no_gradient_ = Array(shape_of(first), first.dtype);
+  in_[first.gradient] = {no_gradient_.tensor, first.dtype};
+}
+
+void OperatorCall::set_extent(const std::string& letter, std::int64_t value,
+                              const std::string& from) {
+  const auto [known, is_new] = extents_.try_emplace(letter, Extent{value, from});
+  if (is_new || known->second.value == value) return;
+  refuse(fmt::format("{}: {} has {} = {}; {} makes it {}", info_.name, known->second.from, letter,
+                     known->second.value, from, value));
+}
+
+// Packed sequences cover one row of the batch: what they left out would be zeros in silence.
+void OperatorCall::check_packing() {
+  const std::int64_t tokens = resolve("T").value_or(resolve("TQ").value_or(0));
+  const std::int64_t end =
+      segments_->list.empty() ? 0 : segments_->list.back().begin + segments_->list.back().length;
+  if (resolve("B") != 1 || end != tokens) {
+    refuse(
+        fmt::format("{}: cu_seqlens ends at {} and packs one batch row; the tensors have {} of {} "
+                    "tokens",
+                    info_.name, end, resolve("B").value_or(0), tokens));
+  }
+}
+
+// Every tensor must be one that this call takes.
+void OperatorCall::check_names(const std::map<std::string, ConstTensor>& tensors) const {
+  for (const auto& [name, tensor] : tensors) check_name(name);
+}
+
+void OperatorCall::check_name(const std::string& name) const {
+  std::vector<std::pair<const std::string*, const TensorInfo*>> rows;
+  for (const TensorInfo& input : info_.inputs) rows.emplace_back(&input.name, &input);
+  if (backward_) {
+    for (const TensorInfo& output : info_.outputs) rows.emplace_back(&output.gradient, &output);
+  }
+  for (const auto& [own, row] : rows) {
+    if (*own != name) continue;
+    if (attributes_.hold(row->when)) return;
+    refuse(fmt::format("{}: tensor '{}' is only taken with {}", info_.name, name, row->when));
+  }
+  std::vector<std::string> names;
+  for (const auto& [own, row] : rows) {
+    if (!own->empty() && attributes_.hold(row->when)) names.push_back(*own);
+  }
+  const std::string near = did_you_mean(name, names);
+  refuse(fmt::format("{} takes no tensor '{}'{}{} It takes {}", info_.name, printable(name), near,
+                     near.empty() ? "." : "", joined(names)));
+}
+
+std::optional<std::int64_t> OperatorCall::resolve(const std::string& letter) {
+  if (const auto digit = parsed<std::int64_t>(letter)) return digit;
+  const auto found = extents_.find(letter);
+  if (found != extents_.end()) return found->second.value;
+  if (letter == "N" && segments_) {
+    extents_[letter] = {segments_->count(), "cu_seqlens"};
+  } else if (letter == "N" && extents_.contains("B")) {
+    extents_[letter] = extents_["B"];
+  } else if (letter == "F" && extents_.contains("K")) {
+    extents_[letter] = extents_["K"];
+    if (info_.features != nullptr) {
+      Letters seen;
+      for (const auto& [name, extent] : extents_) seen[name] = extent.value;
+      extents_[letter] = {info_.features(attributes_, seen), "the feature map"};
+    }
+  } else if (letter == "R" && extents_.contains("M")) {
+    extents_[letter] = {2 * extents_["M"].value, extents_["M"].from};
+  } else if (letter == "HO" && extents_.contains("HQ") && extents_.contains("HV")) {
+    const Extent &q = extents_["HQ"], &v = extents_["HV"];
+    extents_[letter] = q.value > v.value ? q : v;
+  } else {
+    return std::nullopt;
+  }
+  return extents_[letter].value;
+}
+
+// "[B, T, HK, K] with B = 2, T = 19, K = 8 as in q".
+std::string OperatorCall::expected(const TensorInfo& info) {
+  std::vector<std::string> shapes;
+  std::vector<std::pair<std::string, std::vector<std::string>>>
+      known;  // by the tensor they are from
+  std::vector<std::string> seen;
+  for (const std::string& alternative : split(info.shape, '|')) {
+    const std::vector<std::string> letters = split(alternative, ' ');
+    shapes.push_back("[" + joined(letters) + "]");
+    for (const std::string& letter : letters) {
+      const auto value = resolve(letter);
+      if (!value || !extents_.contains(letter)) continue;
+      if (std::count(seen.begin(), seen.end(), letter) != 0) continue;
+      seen.push_back(letter);
+      const std::string& from = extents_[letter].from;
+      auto row = std::find_if(known.begin(), known.end(),
+                              [&](const auto& entry) { return entry.first == from; });
+      if (row == known.end()) row = known.insert(known.end(), {from, {}});
+      row->second.push_back(fmt::format("{} = {}", letter, *value));
+    }
+  }
+  std::vector<std::string> parts;
+  for (const auto& [from, values] : known) parts.push_back(joined(values) + " as in " + from);
+  return joined(shapes, " or ") + (parts.empty() ? "" : " with " + joined(parts, " and "));
+}
+
+void OperatorCall::take(const TensorInfo& info, const std::string& name,
+                        const ConstTensor& tensor) {
+  const bool wide = info.dtype == DType::kF64;
+  if (tensor.dtype != info.dtype && !(wide ? tensor.dtype == DType::kF32 : is_half(tensor.dtype))) {
+    refuse(fmt::format("{}: {} is {}; {} was expected", info_.name, name, describe(tensor),
+                       wide ? "F64 or F32" : "F32, BF16 or F16"));
+  }
+  std::vector<std::pair<std::string, std::int64_t>>
+      fixed;  // letters that this tensor is the first to have
+  const auto fits = [&](const std::vector<std::string>& letters) {
+    fixed.clear();
+    if (static_cast<int>(letters.size()) != tensor.rank) return false;
+    for (std::size_t i = 0; i < letters.size(); ++i) {
+      const std::int64_t extent = tensor.extent[i];
+      auto known = resolve(letters[i]);
+      for (const auto& [letter, value] : fixed) {
+        if (letter == letters[i]) known = value;
+      }
+      if (known ? *known != extent : extent == 0 && !counts_tokens(letters[i])) return false;
+      if (!known) fixed.emplace_back(letters[i], extent);
+    }
+    for (const auto& [letter, value] : fixed) extents_[letter] = {value, name};
+    return true;
+  };
+  for (const std::string& alternative : split(info.shape, '|')) {
+    if (!fits(split(alternative, ' '))) continue;
+    if (const auto n = resolve("N"); n && *n > kMaxSequences) {
+      refuse(fmt::format("{}: {} sequences are more than the {} that one call takes", info_.name,
+                         *n, kMaxSequences));
+    }
+    const bool half = info_.takes_half && is_half(tensor.dtype) && !info.is_state();
+    in_[name] = {tensor, half ? tensor.dtype : info.dtype};
+    return;
+  }
+  refuse(fmt::format("{}: {} has shape {}; expected {}", info_.name, name, shape_string(tensor),
+                     expected(info)));
+}
+
+std::vector<std::int64_t> OperatorCall::shape_of(const TensorInfo& info) {
+  std::vector<std::int64_t> shape;
+  for (const std::string& letter : split(split(info.shape, '|').front(), ' ')) {
+    shape.push_back(resolve(letter).value());
+  }
+  return shape;
+}
+
+void OperatorCall::list_results() {
+  const auto narrowed = [](const ConstTensor& like, DType dtype) {
+    return like.present() && is_half(like.dtype) ? like.dtype : dtype;
+  };
+  for (const TensorInfo& output : info_.outputs) {
+    if (!attributes_.hold(output.when)) continue;
+    const bool first = &output == &info_.outputs.front();
+    results_.push_back(
+        {.name = output.name,
+         .is_state = output.is_state(),
+         .dtype = first ? narrowed(in(info_.inputs.front().name), output.dtype) : output.dtype,
+         .shape = shape_of(output)});
+  }
+  if (!backward_) return;
+  for (const TensorInfo& input : info_.inputs) {
+    const ConstTensor given = in(input.name);
+    if (input.gradient.empty() || !given.present()) continue;
+    if (!attributes_.hold(input.gradient_when)) continue;
+    results_.push_back({.name = input.gradient,
+                        .is_gradient = true,
+                        .is_weight = input.shape.find_first_of("BN") == std::string::npos,
+                        .is_state = input.is_state(),
+                        .dtype = narrowed(given, input.dtype),
+                        .shape = shape_vector(given)});
+  }
+}
+
+const ResultInfo& OperatorCall::result(const std::string& name) const {
+  const auto found = std::ranges::find(results_, name, &ResultInfo::name);
+  if (found != results_.end()) return *found;
+  std::vector<std::string> names;
+  for (const ResultInfo& info : results_) names.push_back(info.name);
+  const std::string near = did_you_mean(name, names);
+  refuse(fmt::format("this call of {} does not give '{}'{}{} It gives {}", info_.name,
+                     printable(name), near, near.empty() ? "." : "", joined(names)));
+}
+
+// The elements of a result must not overwrite each other: from the innermost axis outwards, each
+// steps over all that lies within.
+void OperatorCall::check_apart(const Tensor& memory, const std::string& name) const {
+  std::vector<std::size_t> axes;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(memory.rank); ++i) {
+    if (memory.extent[i] == 0) return;
+    if (memory.extent[i] > 1) axes.push_back(i);
+  }
+  const auto step = [&](std::size_t axis) { return std::abs(memory.stride[axis]); };
+  std::ranges::sort(axes, {}, step);
+  std::int64_t within = 0;
+  for (const std::size_t axis : axes) {
+    if (step(axis) <= within) {
+      refuse(
+          fmt::format("{}: the memory for {} has stride {} along axis {}: its elements would "
+                      "overwrite each other",
+                      info_.name, name, memory.stride[axis], axis));
+    }
+    within += step(axis) * (memory.extent[axis] - 1);
+  }
+}
+
+// Dense memory is compared; that tensors with gaps interleave is the caller's to know.
+void OperatorCall::check_overlaps() const {
+  struct Block {
+    const std::string* name;
+    const char *begin, *end;
+    bool is_state, is_result;
+  };
+  std::vector<Block> blocks;
+  const auto add = [&](const std::string& name, const ConstTensor& x, bool is_state,
+                       bool is_result) {
+    if (!x.present() || x.size() == 0 || !is_dense(x)) return;
+    const auto* begin = static_cast<const char*>(x.data);
+    blocks.push_back({&name, begin, begin + x.size() * size_of(x.dtype), is_state, is_result});
+  };
+  for (const TensorInfo& input : info_.inputs) {
+    add(input.name, in(input.name), input.is_state(), false);
+  }
+  for (const TensorInfo& output : info_.outputs) {
+    add(output.gradient, in(output.gradient), false, false);
+  }
+  for (const ResultInfo& result : results_) {
+    add(result.name, out(result.name), result.is_state && !result.is_gradient, true);
+  }
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const Block &a = blocks[i], &b = blocks[j];
+      if (!a.is_result || a.begin >= b.end || b.begin >= a.end) continue;
+      const bool same_state = a.is_state && b.is_state && a.begin == b.begin && a.end == b.end;
+      if (same_state && !b.is_result) continue;
+      refuse(fmt::format("{}: the memory for {} overlaps that of {}; give it its own", info_.name,
+                         *a.name, *b.name));
+    }
+  }
+}
+
+void OperatorCall::put(const std::string& name, const Tensor& memory) {
+  const ResultInfo& wanted = result(name);
+  if (shape_vector(memory) != wanted.shape ||
+      (memory.dtype != DType::kF32 && !is_half(memory.dtype))) {
+    refuse(fmt::format("{}: the memory for {} is {}; F32, BF16 or F16 [{}] was expected",
+                       info_.name, name, describe(memory), fmt::join(wanted.shape, ", ")));
+  }
+  check_apart(memory, name);
+  if (!out_.emplace(name, memory).second) {
+    refuse(fmt::format("{}: memory for {} is given twice", info_.name, name));
+  }
+}
+
+void OperatorCall::run(Context& context) {
+  context_ = &context;
+  check_overlaps();
+  std::vector<Array> converted;
+  for (auto& [name, taken] : in_) {
+    if (is_plain(taken.tensor, taken.dtype)) continue;
+    converted.push_back(Array::unset(shape_vector(taken.tensor), taken.dtype));
+    copy_tensor(context, taken.tensor, converted.back().tensor);
+    taken.tensor = converted.back().tensor;
+  }
+  // What is not written straight. Gradients of weights are added to, so they begin at zero.
+  std::vector<std::pair<Tensor, Tensor>> back;
+  for (const ResultInfo& result : results_) {
+    const Tensor wanted = out(result.name);
+    const bool first = &result == &results_.front();
+    if (!wanted.present() && !first) continue;
+    const bool half = info_.takes_half && !result.is_state && (first || result.is_gradient) &&
+                      is_half(wanted.dtype);
+    if (wanted.present() && !result.is_weight &&
+        is_plain(wanted, half ? wanted.dtype : DType::kF32)) {
+      continue;
+    }
+    converted.push_back(Array::unset(result.shape));
+    if (result.is_weight) clear_rows(context, converted.back().tensor);
+    out_[result.name] = converted.back().tensor;
+    if (wanted.present()) back.emplace_back(out_[result.name], wanted);
+  }
+  info_.run(*this);
+  for (const auto& [from, to] : back) copy_tensor(context, from, to);
+}
+
+}  // namespace ouzel
