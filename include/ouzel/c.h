@@ -9,6 +9,9 @@
  * the caller's memory, used only during the call; the library keeps no pointer to them, but to a
  * context's callback and its `user`. Strings that are returned belong to the library.
  *
+ * Sizes. Neither a tensor nor the distance between two of its elements may be larger than 2^63
+ * bytes, with or without elements.
+ *
  * Threads. A context serves one thread at a time, and so does a generator with its context; several
  * contexts may run at once. A model is immutable: any number of threads may share it. A state may
  * be read by many threads or changed by one. A generator refers to the context that it was created
@@ -51,8 +54,10 @@ typedef struct ouzel_context_options {
   size_t size;
   int32_t threads; /* 0: OUZEL_THREADS if set, else all that are free */
   const char* isa; /* "avx512", "avx2", "portable"; NULL: OUZEL_ISA if set, else the best */
-  /* Asked from the calling thread between parts of a call; other than 0 ends it with
-   * OUZEL_CANCELLED. Results are then unspecified. NULL: never. */
+  /* Asked on the calling thread every few milliseconds of a call; other than 0 ends it with
+   * OUZEL_CANCELLED, on all threads. Results are then unspecified, and so are states that the call
+   * advances: models' states, and an initial state whose memory is the final state's. It may make
+   * calls with other contexts, not with this one. NULL: never. */
   int32_t (*cancelled)(void* user);
   void* user;
 } ouzel_context_options;
@@ -77,7 +82,8 @@ typedef struct ouzel_tensor {
   ouzel_dtype dtype;
   int32_t rank;
   int64_t shape[OUZEL_MAX_RANK];
-  /* In elements, may be negative; all 0: dense. A last stride other than 1 costs a copy. */
+  /* In elements, may be negative or, of inputs, 0; all 0: dense. A last stride other than 1 costs a
+   * copy. */
   int64_t strides[OUZEL_MAX_RANK];
 } ouzel_tensor;
 
@@ -92,7 +98,8 @@ typedef struct ouzel_call {
   size_t input_count;
   /* What is wanted: outputs and gradients of inputs, the latter assigned. float32, bfloat16 or
    * float16. The memory must not overlap that of other tensors, except that a final state may be
-   * its initial state. */
+   * its initial state: dense tensors that overlap are refused, those with gaps are not looked at
+   * (gradients of q, k and v may stand beside each other in one array). */
   ouzel_tensor* results;
   size_t result_count;
 } ouzel_call;
@@ -121,9 +128,9 @@ OUZEL_EXPORT int64_t ouzel_model_vocab_size(const ouzel_model* model);
 /* Of configuration and weights, 16 hexadecimal digits. */
 OUZEL_EXPORT const char* ouzel_model_fingerprint(const ouzel_model* model);
 
-/* Processes tokens [batch, tokens]. Row n continues states[n], which is advanced; `states` may be
- * NULL: all rows start from zero and nothing is kept. `logits`: float32 [batch, vocab_size] of each
- * row's last token, or with every_token != 0 [batch, tokens, vocab_size]. */
+/* Processes tokens [batch, tokens]. Row n continues states[n], one of its own, which is advanced;
+ * `states` may be NULL: all rows start from zero and nothing is kept. `logits`: float32 [batch,
+ * vocab_size] of each row's last token, or with every_token != 0 [batch, tokens, vocab_size]. */
 OUZEL_EXPORT ouzel_status ouzel_model_forward(const ouzel_model* model, ouzel_context* context,
                                               const int32_t* token_ids, int64_t batch,
                                               int64_t tokens, ouzel_state* const* states,
@@ -132,8 +139,8 @@ OUZEL_EXPORT ouzel_status ouzel_model_forward(const ouzel_model* model, ouzel_co
 OUZEL_EXPORT ouzel_status ouzel_model_step(const ouzel_model* model, ouzel_context* context,
                                            int32_t token_id, ouzel_state* state, float* logits);
 
-/* The zero state. `capacity`: tokens that softmax layers without a window have room for; other
- * models need none. */
+/* The zero state. `capacity`: tokens that softmax layers without a window have room for, 0 or more;
+ * other models need none. */
 OUZEL_EXPORT ouzel_status ouzel_state_create(const ouzel_model* model, int64_t capacity,
                                              ouzel_state** state);
 OUZEL_EXPORT ouzel_status ouzel_state_copy(const ouzel_state* state, ouzel_state** copy);

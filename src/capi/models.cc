@@ -1,4 +1,6 @@
 // Models, their states and generation through C.
+#include <algorithm>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -49,16 +51,21 @@ ouzel_status ouzel_model_forward(const ouzel_model* model, ouzel_context* contex
   return guarded([&] {
     const ouzel::Model& network = required(model, "the model").model;
     ouzel_context& with = required(context, "the context");
-    if (batch < 0 || tokens < 0) {
+    int64_t count = 0;
+    if (batch < 0 || tokens < 0 || __builtin_mul_overflow(batch, tokens, &count) ||
+        std::max(batch, count) >
+            INT64_MAX / std::max<int64_t>(network.config().vocab_size, 1) / 8) {
       throw ouzel::Error(ouzel::ErrorKind::kInvalidArgument,
-                         "batch and tokens must not be negative");
+                         "batch is " + std::to_string(batch) + " and tokens " +
+                             std::to_string(tokens) +
+                             "; they must not be negative, nor their logits beyond 2^63 bytes");
     }
-    if (batch * tokens != 0) required(token_ids, "the tokens");
+    if (count != 0) required(token_ids, "the tokens");
     std::vector<ouzel::State*> list;
     for (int64_t n = 0; states != nullptr && n < batch; ++n) {
       list.push_back(&required(states[n], "a state").state);
     }
-    const int64_t rows = every_token != 0 ? batch * tokens : batch;
+    const int64_t rows = every_token != 0 ? count : batch;
     if (rows != 0) required(logits, "the logits");
     network.forward(with.context, with.workspace, {token_ids, {batch, tokens}}, list,
                     {logits, {rows, network.config().vocab_size}},

@@ -1,10 +1,13 @@
 // Operators of the table through one C call.
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "src/base/text.h"
 #include "src/capi/handles.h"
 #include "src/ops/operator_call.h"
 #include "src/ops/registry.h"
@@ -26,13 +29,24 @@ ouzel_tensor& tensor_at(ouzel_tensor* tensors, std::size_t i) {
   return const_cast<ouzel_tensor&>(tensor_at(const_cast<const ouzel_tensor*>(tensors), i));
 }
 
+[[noreturn]] void refuse(const ouzel_tensor& tensor, const std::string& why) {
+  throw Error(ErrorKind::kInvalidArgument, "tensor '" + printable(tensor.name) + "' " + why);
+}
+
 std::vector<ouzel_tensor> tensors_of(const ouzel_tensor* tensors, std::size_t count,
                                      const char* what) {
   std::vector<ouzel_tensor> list;
   for (std::size_t i = 0; i < count; ++i) {
-    required(tensors, what);
-    list.push_back(versioned(tensor_at(tensors, i), "ouzel_tensor"));
-    required(list.back().name, "ouzel_tensor.name");
+    const ouzel_tensor& given = tensor_at(&required(tensors, what), i);
+    const ouzel_tensor tensor = versioned(given, "ouzel_tensor");
+    required(tensor.name, "ouzel_tensor.name");
+    if (given.size != tensors->size) {
+      refuse(tensor, "has another size than the first of its array");
+    }
+    for (const ouzel_tensor& before : list) {
+      if (std::string_view(before.name) == tensor.name) refuse(tensor, "is given twice");
+    }
+    list.push_back(tensor);
   }
   return list;
 }
@@ -40,11 +54,10 @@ std::vector<ouzel_tensor> tensors_of(const ouzel_tensor* tensors, std::size_t co
 Tensor view_of(const ouzel_tensor& given) {
   if (given.rank < 0 || given.rank > kMaxRank || given.dtype < OUZEL_F32 ||
       given.dtype > OUZEL_F16) {
-    throw Error(ErrorKind::kInvalidArgument,
-                "tensor '" + std::string(given.name) + "' has rank " + std::to_string(given.rank) +
-                    " and dtype " + std::to_string(given.dtype) + "; a rank from 0 to " +
-                    std::to_string(kMaxRank) + " and a dtype from " + std::to_string(OUZEL_F32) +
-                    " to " + std::to_string(OUZEL_F16) + " were expected");
+    refuse(given, "has rank " + std::to_string(given.rank) + " and dtype " +
+                      std::to_string(given.dtype) + "; a rank from 0 to " +
+                      std::to_string(kMaxRank) + " and a dtype from " + std::to_string(OUZEL_F32) +
+                      " to " + std::to_string(OUZEL_F16) + " were expected");
   }
   Tensor view;
   view.data = given.data;
@@ -53,20 +66,29 @@ Tensor view_of(const ouzel_tensor& given) {
   const auto rank = static_cast<std::size_t>(given.rank);
   const bool dense =
       std::all_of(given.strides, given.strides + rank, [](std::int64_t s) { return s == 0; });
-  std::int64_t step = 1;
+  // Neither sizes nor distances in bytes may wrap, not even those of tensors without elements.
+  const std::int64_t most = INT64_MAX / size_of(view.dtype);
+  std::int64_t step = 1, far = 0;
   for (std::size_t i = rank; i-- > 0;) {
-    view.extent[i] = given.shape[i];
+    const std::int64_t extent = given.shape[i];
+    view.extent[i] = extent;
     view.stride[i] = dense ? step : given.strides[i];
-    if (given.shape[i] < 0 || __builtin_mul_overflow(step, given.shape[i], &step)) {
-      throw Error(ErrorKind::kInvalidArgument, "tensor '" + std::string(given.name) +
-                                                   "' has shape " + shape_string(view) +
-                                                   "; extents must not be negative, nor their "
-                                                   "product beyond 2^63");
+    std::int64_t distance = 0;
+    if (extent < 0 || __builtin_mul_overflow(step, std::max<std::int64_t>(extent, 1), &step) ||
+        step > most) {
+      refuse(given, "has an extent of " + std::to_string(extent) +
+                        "; extents must not be negative, nor a tensor larger than 2^63 bytes");
+    }
+    if (view.stride[i] == INT64_MIN ||
+        __builtin_mul_overflow(std::abs(view.stride[i]), std::max<std::int64_t>(extent - 1, 0),
+                               &distance) ||
+        __builtin_add_overflow(far, distance, &far) || far > most) {
+      refuse(given, "has a stride of " + std::to_string(view.stride[i]) + ", which with " +
+                        std::to_string(extent) + " rows leads beyond 2^63 bytes");
     }
   }
   if (given.data == nullptr && view.size() != 0) {
-    throw Error(ErrorKind::kInvalidArgument,
-                "tensor '" + std::string(given.name) + "' has elements, and its data is NULL");
+    refuse(given, "has elements, and its data is NULL");
   }
   return view;
 }
@@ -111,10 +133,7 @@ class CheckedCall {
   static std::map<std::string, ConstTensor> views_of(const std::vector<ouzel_tensor>& tensors) {
     std::map<std::string, ConstTensor> views;
     for (const ouzel_tensor& tensor : tensors) {
-      if (!views.emplace(tensor.name, view_of(tensor)).second) {
-        throw Error(ErrorKind::kInvalidArgument,
-                    "tensor '" + std::string(tensor.name) + "' is given twice");
-      }
+      views.emplace(tensor.name, view_of(tensor));
     }
     return views;
   }

@@ -35,6 +35,10 @@ class StateLayout {
   const std::vector<StatePart>& parts() const { return parts_; }
   bool grows() const { return row_size_ != 0; }
   std::int64_t size(std::int64_t capacity) const { return fixed_size_ + row_size_ * capacity; }
+  bool fits(std::int64_t capacity) const {
+    return row_size_ == 0 ||
+           capacity <= (INT64_MAX / std::int64_t{sizeof(float)} - fixed_size_) / row_size_;
+  }
   // Where a part begins in a block of that capacity.
   std::int64_t begin(int part, std::int64_t capacity) const {
     const StatePart& p = parts_[static_cast<std::size_t>(part)];

@@ -107,6 +107,11 @@ void Model::forward(Context& context, Workspace& workspace, View<const std::int3
             fmt::format("state {} is of another model: its fingerprint is '{}', the model's '{}'",
                         n, state != nullptr ? state->fingerprint() : "", fingerprint()));
       }
+      const auto earlier = states.first(static_cast<std::size_t>(n));
+      if (const auto same = std::ranges::find(earlier, state); same != earlier.end()) {
+        invalid(fmt::format("sequences {} and {} were given the same state; give each its own",
+                            same - earlier.begin(), n));
+      }
       position = state->position();
       if (network_->state_layout().grows() && s.length > state->capacity() - position) {
         invalid(

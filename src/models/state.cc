@@ -44,7 +44,13 @@ State& State::operator=(State&&) noexcept = default;
 
 State::State(std::shared_ptr<const StateLayout> layout, std::int64_t capacity)
     : layout_(std::move(layout)) {
-  capacity_ = layout_->grows() ? std::max<std::int64_t>(capacity, 0) : 0;
+  if (capacity < 0 || !layout_->fits(capacity)) {
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("a state's capacity of {} tokens is negative or needs more memory than "
+                            "can be addressed",
+                            capacity));
+  }
+  capacity_ = layout_->grows() ? capacity : 0;
   memory_ = Buffer::zeros(static_cast<std::size_t>(layout_->size(capacity_)) * sizeof(float));
 }
 
