@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -16,15 +17,26 @@ namespace {
 
 std::atomic<std::uint64_t> forks{0};
 
-// Asks Python for signals, at most every 20 ms: asking takes the GIL.
+// That which runs handlers of signals; after a fork that which forked.
+std::atomic<unsigned long> main_thread{0};
+
+// Whether a signal's handler has raised an exception, which is then set.
+bool is_interrupted() {
+  if (PyThread_get_thread_ident() != main_thread.load()) return false;
+  const nb::gil_scoped_acquire acquire;
+  return PyErr_CheckSignals() != 0;
+}
+
+constexpr std::chrono::milliseconds kAskEvery(20);  // it takes the GIL
+
+// The same, not asked too often.
 class SignalCheck {
  public:
   bool operator()() {
     const auto now = Clock::now();
-    if (now - last_ < std::chrono::milliseconds(20)) return false;
+    if (now - last_ < kAskEvery) return false;
     last_ = now;
-    const nb::gil_scoped_acquire acquire;
-    return PyErr_CheckSignals() != 0;
+    return is_interrupted();
   }
 
  private:
@@ -32,7 +44,28 @@ class SignalCheck {
   Clock::time_point last_ = Clock::now();
 };
 
+// Threads that are without the GIL.
+std::atomic<int> away{0};
+
+// Does not let Python end the thread.
+class Stay {
+ public:
+  ~Stay() {
+    while (!may_leave) pause();
+  }
+  bool may_leave = false;
+};
+
 }  // namespace
+
+WithoutGil::WithoutGil() : state_(PyEval_SaveThread()) { ++away; }
+
+WithoutGil::~WithoutGil() noexcept(false) {
+  Stay stay;
+  PyEval_RestoreThread(state_);
+  stay.may_leave = true;
+  --away;
+}
 
 std::uint64_t PyContext::generation() { return forks.load(); }
 
@@ -56,7 +89,10 @@ PyContext::Live& PyContext::live() {
   return *live_;
 }
 
-PyContext::Turn::Turn(Live& live) : lock_(live.mutex), live_(live) {
+PyContext::Turn::Turn(Live& live) : lock_(live.mutex, std::defer_lock), live_(live) {
+  while (!lock_.try_lock_for(kAskEvery)) {
+    if (is_interrupted()) throw Error(ErrorKind::kCancelled, "interrupted while it waited");
+  }
   if (live.busy) {
     throw Error(ErrorKind::kInvalidArgument,
                 "the context is in the middle of a call of this very thread (did a signal handler "
@@ -73,7 +109,17 @@ PyContext& context_or_default(PyContext* given) {
 }
 
 void bind_context(nb::module_& module) {
-  pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  main_thread = nb::cast<unsigned long>(
+      nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+  // What threads hold that stay where they are is not leaked.
+  Py_AtExit([] {
+    if (away.load() != 0) nb::set_leak_warnings(false);
+  });
+  pthread_atfork(nullptr, nullptr, [] {
+    ++forks;
+    away = 0;
+    main_thread = PyThread_get_thread_ident();
+  });
   nb::class_<PyContext>(module, "Context",
                         "What a call runs with: threads, instruction set, scratch memory.\n\n"
                         "Calls of one context take turns; contexts of their own let threads of "

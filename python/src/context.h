@@ -1,5 +1,5 @@
-// A Context as Python holds it: calls run without the GIL and one at a time, Ctrl-C ends them, and
-// a process that was forked gets threads of its own.
+// A Context as Python holds it: calls run without the GIL and one at a time, Ctrl-C ends them and
+// their wait for their turn, and a process that was forked gets threads of its own.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,6 +18,20 @@ namespace ouzel::python {
 
 namespace nb = nanobind;
 
+// Lets other threads of Python run while it lives. A thread of Python that would get the GIL back
+// when the interpreter is at its end stays here for good: Python would unwind its stack through
+// C++, which ends the process.
+class WithoutGil {
+ public:
+  WithoutGil();
+  ~WithoutGil() noexcept(false);
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
 class PyContext {
  public:
   PyContext(int threads, const std::optional<std::string>& isa);
@@ -33,7 +47,7 @@ class PyContext {
   void run(Body&& body) {
     Live& live = this->live();
     try {
-      const nb::gil_scoped_release release;
+      const WithoutGil without_gil;
       const Turn turn(live);
       body(live.context, live.workspace);
     } catch (const Error&) {
@@ -49,7 +63,7 @@ class PyContext {
   struct Live {
     explicit Live(const ContextOptions& options)
         : context(options), generation(PyContext::generation()) {}
-    std::recursive_mutex mutex;
+    std::recursive_timed_mutex mutex;
     bool busy = false;
     Context context;
     Workspace workspace;
@@ -65,7 +79,7 @@ class PyContext {
     Turn& operator=(const Turn&) = delete;
 
    private:
-    std::unique_lock<std::recursive_mutex> lock_;
+    std::unique_lock<std::recursive_timed_mutex> lock_;
     Live& live_;
   };
   Live& live();

@@ -310,7 +310,7 @@ void bind_state(nb::module_& module) {
           "save",
           [](PyState& self, const Path& path) {
             const InUse use(self.busy, "state");
-            const nb::gil_scoped_release release;
+            const WithoutGil without_gil;
             self.state.save(path.string());
           },
           nb::arg("path"), "Writes one file, whole or not at all.")
@@ -395,7 +395,7 @@ void bind_models(nb::module_& module) {
       .def(
           "save",
           [](const Model& self, const Path& folder) {
-            const nb::gil_scoped_release release;
+            const WithoutGil without_gil;
             self.save(folder.string());
           },
           nb::arg("folder"), "Writes config.json and model.safetensors, float32.")
@@ -415,7 +415,7 @@ void bind_models(nb::module_& module) {
       .def(
           "load_state",
           [](const Model& self, const Path& path) {
-            const nb::gil_scoped_release release;
+            const WithoutGil without_gil;
             return PyState{self.load_state(path.string())};
           },
           nb::arg("path"),

@@ -161,6 +161,7 @@ def test_arrays_of_devices_are_refused():
         ouzel.retention(OnDevice(), *[sample((1, 2, 1, 4))] * 2)
 
 
+@pytest.mark.measures
 def test_large_arrays_are_not_copied():
     # Rows of q, k and v beside each other, 192 MiB; the outputs are 64 MiB. A copy of one would show.
     code = """
