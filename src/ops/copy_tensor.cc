@@ -125,6 +125,14 @@ void copy_tensor(Context& context, const ConstTensor& from, const Tensor& to) {
   });
 }
 
+void copy_or_clear(Context& context, const ConstTensor& from, const Tensor& to) {
+  if (!from.present()) {
+    clear_rows(context, to);
+  } else if (from.data != to.data) {
+    copy_tensor(context, from, to);
+  }
+}
+
 void clear_rows(Context& context, const Tensor& x) {
   for_rows(context, x, [&](std::int64_t row, std::int64_t columns) {
     std::memset(row_at(x, row), 0, static_cast<std::size_t>(columns * size_of(x.dtype)));

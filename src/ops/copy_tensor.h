@@ -13,4 +13,7 @@ void copy_tensor(Context& context, const ConstTensor& from, const Tensor& to);
 // Zeros into rows without gaps between their elements.
 void clear_rows(Context& context, const Tensor& x);
 
+// Into such rows; zeros where `from` is absent, nothing where it is the same memory.
+void copy_or_clear(Context& context, const ConstTensor& from, const Tensor& to);
+
 }  // namespace ouzel

@@ -28,12 +28,7 @@ bool is_step(const OperatorCall& call, const LawOptions& options) {
 void run_step(OperatorCall& call, const MatrixLaw& law, const LawOptions& options,
               RecurrenceInputs inputs, const RecurrenceOutputs& outputs) {
   const Tensor state = call.out("final_state");
-  if (!inputs.initial_state.present()) {
-    const Array zeros({state.extent[0], state.extent[1], state.extent[2], state.extent[3]});
-    copy_tensor(call.context(), zeros.tensor, state);
-  } else if (call.in("initial_state").data != state.data) {
-    copy_tensor(call.context(), call.in("initial_state"), state);
-  }
+  copy_or_clear(call.context(), call.in("initial_state"), state);
   inputs.initial_state = {};
   law.step(call.context(), options, inputs, outputs.final_state, outputs.o);
 }

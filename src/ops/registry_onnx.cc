@@ -133,11 +133,7 @@ void run_attention(OperatorCall& call) {
       scratch = Array::unset({call.extent("B"), heads, call.extent("K"), call.extent("V")});
       present = scratch.tensor;
     }
-    if (const ConstTensor past = call.in("past_state"); past.present()) {
-      copy_tensor(call.context(), past, present);
-    } else {
-      clear_rows(call.context(), present);
-    }
+    copy_or_clear(call.context(), call.in("past_state"), present);
     const StateView state_now = state(present, 1);
     RecurrenceInputs token = inputs;
     token.initial_state = {};
