@@ -8,7 +8,9 @@ from collections import namedtuple
 
 from . import _core
 
-TensorInfo = namedtuple("TensorInfo", "name shape gradient optional when dtype is_state")
+TensorInfo = namedtuple(
+    "TensorInfo", "name shape gradient optional when dtype is_state gradient_when"
+)
 TensorInfo.__doc__ = "A tensor that an operator takes or gives."
 AttributeInfo = namedtuple("AttributeInfo", "name kind meaning default choices")
 AttributeInfo.__doc__ = "An attribute of an operator."
@@ -69,7 +71,11 @@ def holds(conditions, law, values):
     return True
 
 
-def parameters(law, backward):
+# Of the functions of an operator: the operator itself, its gradients, and its states updated.
+CALL, VJP, STEP = "call", "vjp", "step"
+
+
+def parameters(law, kind):
     """(name, default) of all parameters, in order; a default of `...` is none. Then the keyword-only."""
     first = [(tensor.name, ...) for tensor in law.inputs if needed(tensor)]
     tensors = [(tensor.name, None) for tensor in law.inputs if not needed(tensor)]
@@ -80,8 +86,8 @@ def parameters(law, backward):
     scale = [a for a in attributes if a[0] == "scale"]
     rest = [a for a in attributes if a[0] not in ["scale", *last]]
     rest += sorted((a for a in attributes if a[0] in last), key=lambda a: last.index(a[0]))
-    state = [("output_final_state", False)] if not backward and keeps_state(law) else []
-    keywords = [(output.gradient, None) for output in upstream(law)] if backward else []
+    state = [("output_final_state", False)] if kind == CALL and keeps_state(law) else []
+    keywords = [(output.gradient, None) for output in upstream(law)] if kind == VJP else []
     return first + scale + tensors + state + rest, keywords + [("context", None)]
 
 
@@ -117,29 +123,37 @@ def _output_line(output, index):
     return f"    {output.name}: {_shape(output)}, {dtype}{when}"
 
 
-def documentation(law, backward):
+def documentation(law, kind):
     """The docstring: formula, source, shapes, types, defaults, errors."""
-    lines = [f"Gradients of `{law.name}`, by name." if backward else law.formula]
-    if not backward:
-        lines += ["", f"Source: {law.source}"]
+    if kind == CALL:
+        lines = [law.formula, "", f"Source: {law.source}"]
+    elif kind == VJP:
+        lines = [f"Gradients of `{law.name}`, by name."]
+    else:
+        lines = [
+            f"`{law.name}` of the tokens that follow: the states that are given are updated in place.",
+            "",
+            "One token of each sequence, [B, 1, ...], is what this is fastest for: decoding.",
+        ]
     lines += ["", "Arguments:"]
     lines += [_tensor_line(tensor, tensor.name) for tensor in law.inputs]
-    if not backward and keeps_state(law):
+    if kind == CALL and keeps_state(law):
         lines.append("    output_final_state: whether states are returned (default: False)")
     for attribute in law.attributes:
         choices = ": " + ", ".join(attribute.choices) if attribute.choices else ""
         default = f" (default: {default_of(attribute)!r})" if attribute.default else ""
         lines.append(f"    {attribute.name}: {attribute.kind}; {attribute.meaning}{choices}{default}")
-    if backward:
+    if kind == VJP:
         lines += [_tensor_line(output, output.gradient) for output in upstream(law)]
     lines.append("    context: the ouzel.Context that computes (default: one that all calls share)")
     lines += ["", "Returns:"]
-    if backward:
+    if kind == VJP:
         gradients = [tensor.gradient for tensor in law.inputs if tensor.gradient]
         lines.append(f"    a dict of {', '.join(gradients)}, those of inputs that were given, each of its")
         lines.append("    input's shape and type")
     else:
-        lines += [_output_line(output, i) for i, output in enumerate(law.outputs)]
+        outputs = law.outputs if kind == CALL else law.outputs[:1]
+        lines += [_output_line(output, i) for i, output in enumerate(outputs)]
     lines += [
         "",
         "Letters are sizes: B batch, T tokens, H heads, K keys, V values, N sequences (B, or those of",
@@ -149,41 +163,47 @@ def documentation(law, backward):
     return "\n".join(lines)
 
 
-def define(law, backward, body, space):
-    """A function with the operator's parameters, named as it is, that returns `body`; `space` holds
-    what the body refers to."""
-    name = "vjp" if backward else law.name
-    source = f"def {name}({signature(*parameters(law, backward))}):\n    return {body}\n"
+def define(law, kind, body, space):
+    """A function with the parameters of its kind that returns `body`; `space` holds what the body
+    refers to."""
+    name = law.name if kind == CALL else kind
+    source = f"def {name}({signature(*parameters(law, kind))}):\n    return {body}\n"
     exec(compile(source, f"<{space['__name__']}.{law.name}>", "exec"), space)
     function = space[name]
-    function.__doc__ = documentation(law, backward)
+    function.__doc__ = documentation(law, kind)
+    if kind != CALL:
+        function.__qualname__ = f"{law.name}.{kind}"
     return function
 
 
-def arguments(law, backward=False):
+def arguments(law, kind):
     """The text of a call's arguments: its tensors, its attributes, whether states are wanted."""
 
     def together(names):
         return "(" + "".join(name + ", " for name in names) + ")"
 
     tensors = [tensor.name for tensor in law.inputs]
-    if backward:
+    if kind == VJP:
         tensors += [output.gradient for output in upstream(law)]
-    both = f"{together(tensors)}, {together(a.name for a in law.attributes)}"
-    if backward:
-        return both
-    return both + (", output_final_state" if keeps_state(law) else ", False")
+    text = f"{together(tensors)}, {together(a.name for a in law.attributes)}"
+    if kind == CALL:
+        text += ", output_final_state" if keeps_state(law) else ", False"
+    return text + ", context"
 
 
 def functions():
     """All functions, by names and aliases."""
     made = {}
     for index, law in enumerate(_TABLE):
-        space = {"_forward": _core.forward, "_vjp": _core.vjp, "__name__": "ouzel"}
-        function = define(law, False, f"_forward({index}, {arguments(law)}, context)", space)
-        vjp = define(law, True, f"_vjp({index}, {arguments(law, backward=True)}, context)", space)
-        vjp.__qualname__ = f"{law.name}.vjp"
-        function.vjp = vjp
+        space = {"_call": _core.forward, "_vjp": _core.vjp, "_step": _core.step, "__name__": "ouzel"}
+
+        def defined(kind):
+            return define(law, kind, f"_{kind}({index}, {arguments(law, kind)})", space)
+
+        function = defined(CALL)
+        function.vjp = defined(VJP)
+        if keeps_state(law):
+            function.step = defined(STEP)
         for name in (law.name, *law.aliases):
             made[name] = function
     return made

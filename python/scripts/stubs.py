@@ -5,6 +5,7 @@ usage: stubs.py FOLDER     (with the built package on PYTHONPATH)
 """
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class TensorInfo(NamedTuple):
     when: str
     dtype: str
     is_state: bool
+    gradient_when: str
 
 class AttributeInfo(NamedTuple):
     name: str
@@ -65,38 +67,64 @@ class OutOfMemoryError(Error, MemoryError): ...
 class CancelledError(Error): ...
 '''
 
+TORCH_HEAD = '''"""Ouzel for PyTorch on CPUs."""
 
-def typed(law, parameters):
+from typing import Protocol, Sequence
+
+from torch import Tensor
+
+from .. import Context
+'''
+
+
+def typed(law, parameters, array):
     """Parameters with types, as `signature` wants them."""
     kinds = {a.name: a.kind for a in law.attributes}
     kinds |= {"output_final_state": "bool", "context": "Context"}
+    if "cu_seqlens" in kinds:
+        kinds["cu_seqlens"] += f" | {array}"
     optional = {True: " | None", False: ""}
     return [
-        (name + ": " + kinds.get(name, "Array") + optional[default is None], default)
+        (name + ": " + kinds.get(name, array) + optional[default is None], default)
         for name, default in parameters
     ]
 
 
-def method(law, name, backward, returned):
-    positional, keywords = _operators.parameters(law, backward)
-    text = _operators.signature(typed(law, positional), typed(law, keywords))
-    doc = _operators.documentation(law, backward).replace("\n", "\n        ").replace("        \n", "\n")
+def method(law, name, kind, returned, array):
+    positional, keywords = _operators.parameters(law, kind)
+    text = _operators.signature(typed(law, positional, array), typed(law, keywords, array))
+    doc = _operators.documentation(law, kind).replace("\n", "\n        ").replace("        \n", "\n")
     return f'    def {name}(self, {text}) -> {returned}:\n        """{doc}"""\n        ...\n'
 
 
-def operators():
+def operators(array, with_gradients):
+    """Those of `ouzel`, with functions for gradients, or those that `ouzel.torch` differentiates."""
     for law in ouzel.laws().values():
+        if not with_gradients and not any(tensor.gradient for tensor in law.inputs):
+            continue
         protocol = "_" + "".join(word.capitalize() for word in law.name.split("_"))
         states = _operators.keeps_state(law)
+        results = f"tuple[{array} | None, ...]" if states else array
         yield f"\nclass {protocol}(Protocol):\n"
-        yield method(law, "__call__", False, "tuple[Array | None, ...]" if states else "Array")
-        yield method(law, "vjp", True, "dict[str, Array]")
+        yield method(law, "__call__", _operators.CALL, results, array)
+        if with_gradients:
+            yield method(law, "vjp", _operators.VJP, f"dict[str, {array}]", array)
+        if states:
+            yield method(law, "step", _operators.STEP, array, array)
         yield "".join(f"{name}: {protocol}\n" for name in (law.name, *law.aliases))
+
+
+def torch_modules(folder):
+    names = re.findall(r"^class ([A-Z]\w+)", (folder / "modules.py").read_text(), re.MULTILINE)
+    return "from .modules import (\n" + "".join(f"    {name} as {name},\n" for name in names) + ")\n"
 
 
 def main():
     folder = Path(sys.argv[1])
-    (folder / "__init__.pyi").write_text(HEAD + "".join(operators()))
+    (folder / "__init__.pyi").write_text(HEAD + "".join(operators("Array", with_gradients=True)))
+    torch = TORCH_HEAD + torch_modules(folder / "torch")
+    torch += "".join(operators("Tensor", with_gradients=False))
+    (folder / "torch" / "__init__.pyi").write_text(torch)
     core = importlib.import_module("ouzel._core")
     generator = StubGen(core)
     generator.put(core)

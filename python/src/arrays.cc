@@ -107,6 +107,15 @@ GivenArray::GivenArray(nb::handle object, std::string_view call, std::string_vie
   }
 }
 
+void GivenArray::check_writable(nb::handle object, std::string_view call, std::string_view name) {
+  // A capsule says nothing, and is taken once.
+  if (PyCapsule_CheckExact(object.ptr())) return;
+  nb::ndarray<> array;
+  if (nb::try_cast(object, array)) return;
+  refuse(std::string(call) + ": " + std::string(name) +
+         " is read-only; a state that is updated must be writable");
+}
+
 ResultArray::ResultArray(const std::vector<std::int64_t>& shape, DType dtype) {
   std::int64_t bytes = size_of(dtype);
   for (const std::int64_t extent : shape) {

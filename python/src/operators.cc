@@ -46,7 +46,7 @@ nb::list table_of(const std::vector<TensorInfo>& tensors) {
   for (const TensorInfo& tensor : tensors) {
     list.append(nb::make_tuple(tensor.name, tensor.shape, tensor.gradient, tensor.optional,
                                tensor.when, tensor.dtype == DType::kF64 ? "float64" : "float32",
-                               tensor.is_state()));
+                               tensor.is_state(), tensor.gradient_when));
   }
   return list;
 }
@@ -115,7 +115,7 @@ Attributes attributes_of(const OperatorInfo& info, const nb::tuple& values) {
 class Call {
  public:
   Call(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes, bool backward)
-      : info_(operators()[index]), attributes_(attributes_of(info_, attributes)) {
+      : info_(operators()[index]), arrays_(arrays), attributes_(attributes_of(info_, attributes)) {
     std::vector<const std::string*> names;
     for (const TensorInfo& input : info_.inputs) names.push_back(&input.name);
     if (backward) {
@@ -149,6 +149,17 @@ class Call {
     }
     context.run([&](Context& with, Workspace&) { call_->run(with); });
   }
+  // Computes the first output, and updates the states that were given.
+  void step(PyContext& context) {
+    for (std::size_t i = 0; i < info_.inputs.size(); ++i) {
+      const TensorInfo& input = info_.inputs[i];
+      if (!input.is_state() || arrays_[i].is_none()) continue;
+      GivenArray::check_writable(arrays_[i], info_.name, input.name);
+    }
+    call_->update_states();
+    run(context,
+        [this](const ResultInfo& result) { return result.name == results().front().name; });
+  }
   // None if it was not wanted.
   nb::object take(const std::string& result) {
     const auto found = memory_.find(result);
@@ -157,6 +168,7 @@ class Call {
 
  private:
   const OperatorInfo& info_;
+  nb::tuple arrays_;
   Attributes attributes_;
   std::vector<GivenArray> given_;
   nb::handle like_;
@@ -189,6 +201,14 @@ nb::object forward(std::size_t index, const nb::tuple& arrays, const nb::tuple& 
                    bool output_final_state, PyContext* context) {
   const nb::list results = outputs(index, arrays, attributes, output_final_state, context).values();
   return results.size() == 1 ? nb::object(results[0]) : nb::object(nb::tuple(results));
+}
+
+// The first output; the states that were given are updated.
+nb::object step(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
+                PyContext* context) {
+  Call call(index, arrays, attributes, /*backward=*/false);
+  call.step(context_or_default(context));
+  return call.take(call.results().front().name);
 }
 
 constexpr std::pair<const char*, DType> kTypes[] = {{"float32", DType::kF32},
@@ -295,6 +315,7 @@ void bind_operators(nb::module_& module) {
   module.def("outputs", outputs, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("infer", infer);
   module.def("forward", forward, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("step", step, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("vjp", vjp, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
              nb::arg("wanted") = nb::none());
   module.def("explain", explain_law, nb::arg("law"), nb::arg("T") = 4096, nb::arg("K") = 64,

@@ -51,6 +51,8 @@ def test_every_row_of_the_table_is_a_function():
         parameters = list(inspect.signature(function).parameters)
         assert parameters[-1] == "context"
         assert set(parameters) >= {t.name for t in law.inputs} | {a.name for a in law.attributes}
+        if hasattr(function, "step"):
+            assert not {"output_final_state"} & set(inspect.signature(function.step).parameters)
         gradients = {output.gradient for output in law.outputs if output.gradient}
         assert gradients <= set(inspect.signature(function.vjp).parameters)
         assert all(tensor.gradient in function.vjp.__doc__ for tensor in law.inputs)
@@ -79,7 +81,11 @@ def test_stubs_have_the_same_signatures():
     for law in ouzel.laws().values():
         function = getattr(ouzel, law.name)
         methods = {m.name: m for m in protocols[types[law.name]].body}
-        for method, real in (("__call__", function), ("vjp", function.vjp)):
+        kinds = {"__call__": function, "vjp": function.vjp, "step": getattr(function, "step", None)}
+        assert set(methods) == {name for name, real in kinds.items() if real}
+        for method, real in kinds.items():
+            if real is None:
+                continue
             args = methods[method].args
             named = [arg.arg for arg in args.args[1:] + args.kwonlyargs]
             assert named == list(inspect.signature(real).parameters)
@@ -117,6 +123,65 @@ def test_packed_sequences(make):
     assert states.shape == (3, 2, 4, 4)
     alone, _ = ouzel.retention(q[:, 4:], k[:, 4:], v[:, 4:])
     assert np.array_equal(packed[:, 4:], alone)
+
+
+def test_initial_and_final_states_are_in_one_order():
+    """Which is how a step knows them apart."""
+    for law in ouzel.laws().values():
+        initial = [tensor for tensor in law.inputs if tensor.is_state]
+        final = [output for output in law.outputs if output.is_state]
+        assert [(t.shape, t.when) for t in initial] == [(t.shape, t.when) for t in final], law.name
+        assert hasattr(getattr(ouzel, law.name), "step") == bool(final)
+
+
+def test_steps_update_states():
+    q, k, v = (sample((2, 70, 3, 16), seed) for seed in range(3))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    g, beta = -np.abs(sample((2, 70, 3), 3)), 1 / (1 + np.exp(sample((2, 70, 3), 4)))
+    weight = sample((5, 4), 5)
+    x, dt = sample((2, 70, 5), 6), np.abs(sample((2, 70, 5), 7))
+    for name, along, fixed, states in (
+        ("retention", {"q": q, "k": k, "v": v}, {}, {"initial_state": (2, 3, 16, 16)}),
+        ("gated_delta_rule", {"q": q, "k": k, "v": v, "g": g, "beta": beta}, {"scale": 0.5},
+         {"initial_state": (2, 3, 16, 16)}),
+        ("linear_attention", {"q": q, "k": k, "v": v}, {"feature_map": "elu1", "normalize": True},
+         {"initial_state": (2, 3, 16, 16), "initial_z": (2, 3, 16)}),
+        ("mlstm", {"q": q, "k": k, "v": v, "i": g, "f": beta}, {},
+         {"initial_state": (2, 3, 16, 16), "initial_z": (2, 3, 16), "initial_m": (2, 3)}),
+        ("short_conv", {"x": x}, {"weight": weight, "activation": "silu"},
+         {"initial_state": (2, 5, 4)}),
+        ("selective_scan", {"x": x, "dt": dt, "B": x[..., :2], "C": x[..., 1:3]},
+         {"A": -np.abs(sample((5, 2), 8))}, {"initial_state": (2, 5, 2)}),
+    ):  # fmt: skip
+        function = getattr(ouzel, name)
+        states = {n: sample(shape, 9 + i) for i, (n, shape) in enumerate(states.items())}
+        whole, *final = function(**along, **fixed, **states, output_final_state=True)
+        kept = {n: s.transpose().copy().transpose() for n, s in states.items()}  # of any strides
+        cut = 64
+        parts = [function.step(**{n: a[:, :cut] for n, a in along.items()}, **fixed, **kept)]
+        for t in range(cut, 70):
+            token = {n: a[:, t : t + 1] for n, a in along.items()}
+            parts.append(function.step(**token, **fixed, **kept))
+        got = {"o": np.concatenate(parts, axis=1)} | kept
+        golden.check(dict(zip(got, [whole, *final])), got, OUTPUT_BOUND)
+
+
+def test_what_a_step_does_not_take():
+    q = k = v = sample((1, 1, 2, 4))
+    state = np.zeros((1, 2, 4, 4), np.float32)
+    fixed = state.copy()
+    fixed.flags.writeable = False
+    for given, sentence in (
+        (None, r"a step updates 'initial_state' \[N, HV, F, V\] .* in place: .* not left out"),
+        (state.astype(np.float16), "it must be given as F32, not F16"),
+        (fixed, "initial_state is read-only; a state that is updated must be writable"),
+        (np.broadcast_to(state[:, :1], state.shape), "read-only"),
+    ):
+        with pytest.raises(ouzel.InvalidArgumentError, match=sentence):
+            ouzel.retention.step(q, k, v, initial_state=given)
+    with pytest.raises(ouzel.InvalidArgumentError, match="there is no state to update"):
+        ouzel.efficient_attention.step(q, k, v, causal=False)
+    assert not state.any()
 
 
 def test_attributes_are_values_of_python():

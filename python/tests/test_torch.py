@@ -1,7 +1,9 @@
 """ouzel.torch: every operator as an autograd function."""
 
 import inspect
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,6 +98,9 @@ def test_only_what_asks_for_a_gradient_gets_one():
         assert not ouzel.torch.gated_delta_rule(q, k, v, g, beta)[0].requires_grad
     weights = ouzel.torch.retention(q, k, v.requires_grad_(), form="parallel")[2]
     assert not weights.requires_grad
+    projection = sample((6, 8)).requires_grad_()
+    with pytest.raises(ouzel.InvalidArgumentError, match="linear_attention: W has no gradient"):
+        ouzel.torch.linear_attention(q, k, v, W=projection, feature_map="favor_positive")
     decays = torch.full((3,), -0.5, dtype=torch.float64, requires_grad=True)
     with pytest.raises(ouzel.InvalidArgumentError, match="retention: g_gamma has no gradient"):
         ouzel.torch.retention(q, k, v, g_gamma=decays)
@@ -230,6 +235,208 @@ def test_threads_of_python():
         assert all(map(torch.equal, pool.map(work, range(8)), alone))
 
 
+def test_steps_update_states():
+    q, k, v, g, beta, _ = (x.detach() for x in gated(70))
+    whole, final = ouzel.torch.gated_delta_rule(q, k, v, g, beta, output_final_state=True)
+    state = torch.zeros(2, 3, 8, 8)
+    address = state.data_ptr()
+    for t in range(70):
+        token = [x[:, t : t + 1] for x in (q, k, v, g, beta)]
+        o = ouzel.torch.gated_delta_rule.step(*token, initial_state=state)
+        assert torch.allclose(o[:, 0], whole[:, t], atol=1e-5, rtol=1e-5)
+    assert torch.allclose(state, final, atol=1e-5, rtol=1e-5) and state.data_ptr() == address
+
+    weights = torch.ones(2, 3, 8, 8, requires_grad=True)
+    loss = (weights * state).sum()
+    ouzel.torch.gated_delta_rule.step(*token, initial_state=state)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    token[0].requires_grad_()
+    with pytest.raises(ouzel.InvalidArgumentError, match="a step keeps nothing for a backward pass"):
+        ouzel.torch.gated_delta_rule.step(*token, initial_state=state)
+    with torch.no_grad():
+        ouzel.torch.gated_delta_rule.step(*token, initial_state=state)
+    with torch.inference_mode():
+        ouzel.torch.gated_delta_rule.step(*token, initial_state=torch.zeros(2, 3, 8, 8))
+
+
+def silu(x):
+    return x * torch.sigmoid(x)
+
+
+def same(module, plain, *inputs):
+    """Outputs and gradients of a module and of the same in double."""
+    inputs = [x.requires_grad_() for x in inputs]
+    twins = [x.detach().double().requires_grad_() for x in inputs]
+    parameters = dict(module.named_parameters())
+    doubles = {n: p.detach().double().requires_grad_() for n, p in parameters.items()}
+    got, want = module(*inputs), plain(doubles, *twins)
+    got = got[0] if isinstance(got, tuple) else got
+    upstream = torch.randn(want.shape, dtype=torch.float64)
+    assert torch.allclose(got.double(), want, atol=1e-5, rtol=1e-5)
+    have = torch.autograd.grad(got, [*inputs, *parameters.values()], upstream.float())
+    need = torch.autograd.grad(want, [*twins, *doubles.values()], upstream)
+    for x, y in zip(have, need):
+        assert torch.allclose(x.double(), y, atol=1e-4, rtol=1e-4)
+
+
+def randomized(module):
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module
+
+
+def rms(x, eps):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+@pytest.mark.parametrize("shape", [(16,), (5, 16), (2, 7, 16), (2, 7, 3, 16), (2, 2, 7, 3, 16)])
+def test_norms(shape):
+    x, g = sample(shape), sample(shape, 1)
+    norm = randomized(ouzel.torch.RMSNorm(16, bias=True))
+    same(norm, lambda p, x: rms(x, 1e-5) * p["weight"] + p["bias"], x)
+    norm = ouzel.torch.RMSNorm(16, elementwise_affine=False, eps=0.1)
+    same(norm, lambda p, x: rms(x, 0.1), x)
+    norm = randomized(ouzel.torch.FusedRMSNormGated(16))
+    same(norm, lambda p, x, g: rms(x, 1e-5) * p["weight"] * silu(g), x, g)
+    norm = randomized(ouzel.torch.FusedRMSNormGated(16, activation="sigmoid"))
+    same(norm, lambda p, x, g: rms(x, 1e-5) * p["weight"] * torch.sigmoid(g), x, g)
+
+
+def test_residuals_of_norms():
+    x, residual = sample((2, 7, 16), dtype=torch.bfloat16), sample((2, 7, 16), 1)
+    norm = randomized(ouzel.torch.RMSNorm(16, dtype=torch.bfloat16))
+    y, total = norm(x, residual, prenorm=True, residual_in_fp32=True)
+    assert y.dtype == torch.bfloat16 and torch.equal(total, x.float() + residual)
+    assert torch.equal(norm(x, residual), y)
+    want = rms(total, 1e-5) * norm.weight.float()
+    assert (y - want).norm() < 4e-3 * want.norm()
+    with pytest.raises(ValueError, match="activation 'tanh' is not swish, silu or sigmoid"):
+        ouzel.torch.FusedRMSNormGated(16, activation="tanh")
+
+
+def test_short_convolution():
+    def plain(p, x):
+        padded = torch.nn.functional.pad(x.transpose(1, 2), (3, 0))
+        y = torch.nn.functional.conv1d(padded, p["weight"], p.get("bias"), groups=5)
+        return silu(y.transpose(1, 2))
+
+    x = sample((2, 9, 5))
+    same(ouzel.torch.ShortConvolution(5, 4), plain, x)
+    conv = ouzel.torch.ShortConvolution(5, 4, bias=True)
+    same(conv, plain, x)
+    twin = torch.nn.Conv1d(5, 5, 4, groups=5)
+    twin.load_state_dict(conv.state_dict())  # the same names and shapes
+
+    with torch.no_grad():
+        whole, cache = conv(x, output_final_state=True)
+        assert cache.shape == (2, 5, 4) and conv(x)[1] is None
+        _, cache = conv(x[:, :6], output_final_state=True)
+        address = cache.data_ptr()
+        for t in range(6, 9):
+            y, cache = conv(x[:, t : t + 1], cache=cache, output_final_state=True)
+            assert torch.allclose(y, whole[:, t : t + 1], atol=1e-6) and cache.data_ptr() == address
+        half = cache.bfloat16()  # of another type: not updated in place
+        _, new = conv(x[:, :1], cache=half, output_final_state=True)
+        assert new.dtype == torch.float32 and torch.equal(half, cache.bfloat16())
+    residual, mask = sample((2, 9, 5), 1), torch.ones(2, 9)
+    mask[0, :2] = 0
+    assert torch.equal(conv(x, residual, mask)[0], conv(x * mask[..., None])[0] + residual)
+    packed = conv(x[:1], cu_seqlens=torch.tensor([0, 4, 9]))[0]
+    assert torch.equal(packed[:, 4:], conv(x[:1, 4:])[0])
+    with pytest.raises(ValueError, match="mask and cu_seqlens exclude each other"):
+        conv(x[:1], mask=mask[:1], cu_seqlens=[0, 4, 9])
+
+
+@pytest.mark.parametrize("make", [
+    ouzel.torch.ReLUFeatureMap,
+    ouzel.torch.SquaredReLUFeatureMap,
+    lambda: ouzel.torch.HedgehogFeatureMap(8),
+    lambda: ouzel.torch.T2RFeatureMap(8, 12, bias=True),
+    lambda: ouzel.torch.T2RFeatureMap(8),
+    lambda: ouzel.torch.DPFPFeatureMap(8),
+    lambda: ouzel.torch.HadamardFeatureMap(8),
+    lambda: ouzel.torch.TaylorFeatureMap(8),
+])  # fmt: skip
+def test_feature_maps_inside_the_operator_are_those_outside(make):
+    torch.manual_seed(0)
+    feature_map = make()
+    q, k, v = triple(grad=True)
+    o, state = ouzel.torch.linear_attention(q, k, v, **feature_map.operands(), output_final_state=True)
+    want, end = ouzel.torch.linear_attention(feature_map(q), feature_map(k), v, scale=1.0,
+                                             output_final_state=True)
+    assert torch.allclose(o, want, atol=1e-4, rtol=1e-4)
+    assert torch.allclose(state, end, atol=1e-4, rtol=1e-4)
+    leaves = [q, k, v, *feature_map.parameters()]
+    upstream = sample(o.shape, 3)
+    for x, y in zip(*(torch.autograd.grad(x, leaves, upstream) for x in (o, want))):
+        assert torch.allclose(x, y, atol=1e-3, rtol=1e-3)
+
+
+class Mixer(torch.nn.Module):
+    """A layer of a gated delta rule as models have it, on Ouzel or in plain PyTorch."""
+
+    def __init__(self, fast):
+        super().__init__()
+        self.fast = fast
+        self.embed = torch.nn.Embedding(16, 32)
+        self.conv = ouzel.torch.ShortConvolution(32, 4)
+        self.qkv = torch.nn.Linear(32, 96, bias=False)
+        self.gates = torch.nn.Linear(32, 4)
+        self.gate = torch.nn.Linear(32, 32)
+        self.norm = ouzel.torch.FusedRMSNormGated(16)
+        self.out = torch.nn.Linear(32, 16)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        if self.fast:
+            x = self.conv(x)[0]
+        else:
+            padded = torch.nn.functional.pad(x.transpose(1, 2), (3, 0))
+            y = torch.nn.functional.conv1d(padded, self.conv.weight, groups=32)
+            x = silu(y.transpose(1, 2))
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).unbind(2)
+        q, k = (torch.nn.functional.normalize(y, dim=-1) for y in (q, k))
+        g, beta = self.gates(x).chunk(2, dim=-1)
+        g, beta = torch.nn.functional.logsigmoid(g), torch.sigmoid(beta)
+        if self.fast:
+            o, _ = ouzel.torch.gated_delta_rule(q, k, v, g, beta)
+        else:
+            state, rows = torch.zeros(len(q), 2, 16, 16), []
+            for t in range(q.shape[1]):
+                state = state * g[:, t, :, None, None].exp()
+                read = torch.einsum("bhkv,bhk->bhv", state, k[:, t])
+                write = beta[:, t, :, None] * (v[:, t] - read)
+                state = state + k[:, t, ..., None] * write[..., None, :]
+                rows.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) / 4)
+            o = torch.stack(rows, dim=1)
+        gate = self.gate(x).unflatten(-1, (2, 16))
+        if self.fast:
+            o = self.norm(o, gate)
+        else:
+            o = rms(o, self.norm.eps) * self.norm.weight * silu(gate)
+        return self.out(o.flatten(-2))
+
+
+def test_training_is_that_of_plain_pytorch():
+    losses = []
+    for fast in (True, False):
+        torch.manual_seed(0)
+        model = Mixer(fast)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        tokens = torch.randint(16, (4, 33))
+        losses.append([])
+        for _ in range(20):
+            logits = model(tokens[:, :-1])
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert np.allclose(*losses, atol=1e-4, rtol=0)
+    assert losses[0][-1] < 0.8 * losses[0][0]
+
+
 registers = pytest.mark.skipif(
     not hasattr(torch.library, "register_autograd"), reason="this PyTorch registers no gradients"
 )
@@ -293,6 +500,20 @@ def test_compiled_calls_return_the_same():
 
 
 @registers
+def test_compiled_steps_update_states():
+    def step(q, k, v, state):
+        return ouzel.torch.retention.step(q, k, v, initial_state=state)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    q, k, v = triple((2, 1, 3, 8))
+    states = [torch.ones(2, 3, 8, 8), torch.ones(2, 3, 8, 8)]
+    for _ in range(2):
+        assert torch.allclose(compiled(q, k, v, states[0]), step(q, k, v, states[1]), atol=1e-6)
+    assert torch.allclose(*states, atol=1e-6) and not torch.equal(states[0], torch.ones(2, 3, 8, 8))
+
+
+@registers
 def test_exported_programs_take_other_lengths():
     class Packed(torch.nn.Module):
         def forward(self, q, k, v, bounds):
@@ -334,3 +555,12 @@ def test_modes_and_tracers_see_the_call():
     assert state.shape == (1, 2, 4, 4) and state.dtype == torch.float32
     with pytest.raises(RuntimeError, match="Batching rule not implemented for ouzel::retention"):
         torch.func.vmap(lambda *x: ouzel.torch.retention(*x)[0])(q[None], k[None], v[None])
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch.md"
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_examples_work_as_pasted(example):
+    exec(compile(example, str(PAGE), "exec"), {"__name__": "example"})

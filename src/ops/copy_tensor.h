@@ -16,4 +16,15 @@ void clear_rows(Context& context, const Tensor& x);
 // Into such rows; zeros where `from` is absent, nothing where it is the same memory.
 void copy_or_clear(Context& context, const ConstTensor& from, const Tensor& to);
 
+// The same memory as one that may be written.
+inline Tensor writable(const ConstTensor& x) {
+  Tensor tensor;
+  tensor.data = const_cast<void*>(x.data);
+  tensor.dtype = x.dtype;
+  tensor.rank = x.rank;
+  tensor.extent = x.extent;
+  tensor.stride = x.stride;
+  return tensor;
+}
+
 }  // namespace ouzel

@@ -343,8 +343,60 @@ void OperatorCall::put(const std::string& name, const Tensor& memory) {
                        info_.name, name, describe(memory), fmt::join(wanted.shape, ", ")));
   }
   check_apart(memory, name);
+  outputs_wanted_ = outputs_wanted_ || !wanted.is_gradient;
   if (!out_.emplace(name, memory).second) {
     refuse(fmt::format("{}: memory for {} is given twice", info_.name, name));
+  }
+}
+
+std::vector<std::pair<const TensorInfo*, const TensorInfo*>> OperatorCall::states() const {
+  const auto listed = [this](const std::vector<TensorInfo>& tensors) {
+    std::vector<const TensorInfo*> states;
+    for (const TensorInfo& tensor : tensors) {
+      if (tensor.is_state() && attributes_.hold(tensor.when)) states.push_back(&tensor);
+    }
+    return states;
+  };
+  const auto initial = listed(info_.inputs), final = listed(info_.outputs);
+  std::vector<std::pair<const TensorInfo*, const TensorInfo*>> pairs;
+  for (std::size_t i = 0; i < std::min(initial.size(), final.size()); ++i) {
+    pairs.emplace_back(initial[i], final[i]);
+  }
+  return pairs;
+}
+
+void OperatorCall::update_states() {
+  const auto pairs = states();
+  if (pairs.empty()) {
+    refuse(fmt::format("{}: there is no state to update with these attributes", info_.name));
+  }
+  for (const auto& [initial, final] : pairs) {
+    const ConstTensor given = in(initial->name);
+    if (!given.present() || given.dtype != DType::kF32) {
+      refuse(fmt::format("{}: a step updates '{}' {} in place: it must be given as F32, not {}",
+                         info_.name, initial->name, expected(*initial),
+                         given.present() ? name_of(given.dtype) : "left out"));
+    }
+    put(final->name, writable(given));
+  }
+}
+
+bool OperatorCall::steps() const {
+  const auto tokens = extents_.find("T");
+  if (backward_ || segments_ || tokens == extents_.end() || tokens->second.value != 1) return false;
+  if (attributes_.flag("reverse")) return false;
+  if (const std::string form = attributes_.text("form"); !form.empty() && form != "auto") {
+    return false;
+  }
+  const auto pairs = states();
+  return !pairs.empty() && std::ranges::all_of(pairs, [this](const auto& pair) {
+    return out(pair.second->name).present();
+  });
+}
+
+void OperatorCall::begin_states() const {
+  for (const auto& [initial, final] : states()) {
+    copy_or_clear(*context_, in(initial->name), out(final->name));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ouzel/context.h"
@@ -37,6 +38,9 @@ class OperatorCall {
   // tensor's of the call, except that a final state may be its initial state. Throws
   // Error(kInvalidArgument).
   void put(const std::string& name, const Tensor& memory);
+  // Puts each final state to the memory of its initial state, which must be given, writable and
+  // float32. Throws Error(kInvalidArgument).
+  void update_states();
   // Once.
   void run(Context& context);
 
@@ -45,6 +49,12 @@ class OperatorCall {
   Context& context() const { return *context_; }
   const Attributes& attributes() const { return attributes_; }
   bool backward() const { return backward_; }
+  // False for a backward call whose caller wants gradients alone: forward need not be computed.
+  bool wants_outputs() const { return !backward_ || outputs_wanted_; }
+  // One token of each sequence, from states to states: what the step form of an operator is for.
+  bool steps() const;
+  // Makes the final states equal to the initial ones, for a step to update.
+  void begin_states() const;
   // Given, or from `cu_seqlens`; null: every batch row is a sequence.
   const Segments* segments() const { return segments_ ? &*segments_ : nullptr; }
 
@@ -84,6 +94,8 @@ class OperatorCall {
   std::string expected(const TensorInfo& info);
   std::vector<std::int64_t> shape_of(const TensorInfo& info);
   void list_results();
+  // The initial states of the call and, in the same order, the final ones.
+  std::vector<std::pair<const TensorInfo*, const TensorInfo*>> states() const;
   void check_apart(const Tensor& memory, const std::string& name) const;
   void check_overlaps() const;
 
@@ -91,6 +103,7 @@ class OperatorCall {
   const OperatorInfo& info_;
   const Attributes& attributes_;
   bool backward_;
+  bool outputs_wanted_ = false;
   std::optional<Segments> segments_;
   std::map<std::string, Extent> extents_;
   std::map<std::string, Taken> in_;  // inputs and gradients from above

@@ -21,9 +21,11 @@ void run_efficient_attention(OperatorCall& call) {
                                            .initial_state = call.in("initial_state"),
                                            .initial_lse = call.in("initial_lse"),
                                            .segments = call.segments()};
-  efficient_attention(
-      call.context(), options, inputs,
-      {.o = call.out("o"), .final_state = call.out("final_state"), .lse = call.out("lse")});
+  if (call.wants_outputs()) {
+    efficient_attention(
+        call.context(), options, inputs,
+        {.o = call.out("o"), .final_state = call.out("final_state"), .lse = call.out("lse")});
+  }
   if (!call.backward()) return;
   efficient_attention_backward(call.context(), options, inputs,
                                {.o = call.in("do"), .final_state = call.in("dht")},
@@ -37,7 +39,9 @@ void run_efficient_attention(OperatorCall& call) {
 void run_lambda_layer(OperatorCall& call) {
   const LambdaLayerInputs inputs = {
       .q = call.in("q"), .k = call.in("k"), .v = call.in("v"), .segments = call.segments()};
-  lambda_layer(call.context(), inputs, call.out("o"));
+  if (call.wants_outputs()) {
+    lambda_layer(call.context(), inputs, call.out("o"));
+  }
   if (!call.backward()) return;
   lambda_layer_backward(call.context(), inputs, call.in("do"), call.out("dq"), call.out("dk"),
                         call.out("dv"));
@@ -51,7 +55,9 @@ void run_nadaraya_watson(OperatorCall& call) {
                                          .scale = call.attributes().number("scale")};
   const NadarayaWatsonInputs inputs = {
       .x = call.in("x"), .y = call.in("y"), .queries = call.in("queries")};
-  nadaraya_watson(call.context(), options, inputs, call.out("o"));
+  if (call.wants_outputs()) {
+    nadaraya_watson(call.context(), options, inputs, call.out("o"));
+  }
   if (!call.backward()) return;
   nadaraya_watson_backward(call.context(), options, inputs, call.in("do"), call.out("dx"),
                            call.out("dy"), call.out("dqueries"));

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "ouzel/laws.h"
-#include "src/ops/copy_tensor.h"
 #include "src/ops/law.h"
 #include "src/ops/registry_recurrence.h"
 #include "src/ops/registry_rows.h"
@@ -17,20 +16,6 @@ using enum AttributeKind;
 const Law& law_of(const OperatorCall& call) {
   return **std::ranges::find_if(matrix_laws(),
                                 [&](const Law* law) { return call.name() == law->name; });
-}
-
-// One token of each sequence, from state to state: a step, which passes over the state once.
-bool is_step(const OperatorCall& call, const LawOptions& options) {
-  return !call.backward() && call.segments() == nullptr && call.extent("T") == 1 &&
-         !options.reverse && options.form == Form::kAuto && call.out("final_state").present();
-}
-
-void run_step(OperatorCall& call, const MatrixLaw& law, const LawOptions& options,
-              RecurrenceInputs inputs, const RecurrenceOutputs& outputs) {
-  const Tensor state = call.out("final_state");
-  copy_or_clear(call.context(), call.in("initial_state"), state);
-  inputs.initial_state = {};
-  law.step(call.context(), options, inputs, outputs.final_state, outputs.o);
 }
 
 void run_matrix_law(OperatorCall& call) {
@@ -50,21 +35,17 @@ void run_matrix_law(OperatorCall& call) {
     inputs.*input.tensor = call.in(input.name);
     grads.*input.gradient = call.out(std::string("d") + input.name);
   }
-  run_law(call,
-          {.saved_bytes = [&](const auto& in) { return law.saved_bytes(options, in); },
-           .forward =
-               [&](const auto& in, const auto& out) {
-                 if (is_step(call, options)) {
-                   run_step(call, law, options, in, out);
-                 } else {
-                   law(call.context(), options, in, out);
-                 }
-               },
-           .backward =
-               [&](const auto& in, const void* saved, const auto& d_out, const auto& d_in) {
-                 law.backward(call.context(), options, in, saved, d_out, d_in);
-               }},
-          inputs, grads);
+  run_law(
+      call,
+      {.saved_bytes = [&](const auto& in) { return law.saved_bytes(options, in); },
+       .forward = [&](const auto& in, const auto& out) { law(call.context(), options, in, out); },
+       .backward =
+           [&](const auto& in, const void* saved, const auto& d_out, const auto& d_in) {
+             law.backward(call.context(), options, in, saved, d_out, d_in);
+           },
+       .step = [&](const auto& in, const auto& state,
+                   const auto& o) { law.step(call.context(), options, in, state, o); }},
+      inputs, grads);
 }
 
 OperatorInfo row_of(const Law& law) {

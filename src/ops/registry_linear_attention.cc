@@ -67,6 +67,10 @@ BoundLaw bound(OperatorCall& call, const LinearAttentionOptions& options,
               [&](const auto& in, const void* saved, const auto& d_out, const auto& d_in) {
                 linear_attention_backward(call.context(), options, in, saved, d_out, d_in,
                                           &map_grads);
+              },
+          .step =
+              [&](const auto& in, const auto& state, const auto& o) {
+                linear_attention_step(call.context(), options, in.q, in.k, in.v, state, o);
               }};
 }
 

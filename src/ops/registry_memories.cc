@@ -23,11 +23,13 @@ void run_mlstm(OperatorCall& call) {
                               .initial_z = call.in("initial_z"),
                               .initial_m = call.in("initial_m"),
                               .segments = call.segments()};
-  mlstm(call.context(), options, inputs,
-        {.o = call.out("o"),
-         .final_state = call.out("final_state"),
-         .z = call.out("z"),
-         .m = call.out("m")});
+  if (call.wants_outputs()) {
+    mlstm(call.context(), options, inputs,
+          {.o = call.out("o"),
+           .final_state = call.out("final_state"),
+           .z = call.out("z"),
+           .m = call.out("m")});
+  }
   if (!call.backward()) return;
   mlstm_backward(call.context(), options, inputs,
                  {.o = call.in("do"), .final_state = call.in("dht"), .z = call.in("dzt")},
@@ -51,8 +53,10 @@ void run_rfa_gate(OperatorCall& call) {
                                 .initial_state = call.in("initial_state"),
                                 .initial_z = call.in("initial_z"),
                                 .segments = call.segments()};
-  rfa_gate(call.context(), inputs,
-           {.o = call.out("o"), .final_state = call.out("final_state"), .z = call.out("z")});
+  if (call.wants_outputs()) {
+    rfa_gate(call.context(), inputs,
+             {.o = call.out("o"), .final_state = call.out("final_state"), .z = call.out("z")});
+  }
   if (!call.backward()) return;
   rfa_gate_backward(call.context(), inputs,
                     {.o = call.in("do"), .final_state = call.in("dht"), .z = call.in("dzt")},
@@ -78,7 +82,9 @@ void run_gated_oja_rule(OperatorCall& call) {
                                      .gv = call.in("gv"),
                                      .initial_state = call.in("initial_state"),
                                      .segments = call.segments()};
-  gated_oja_rule(call.context(), options, inputs, call.out("o"), call.out("final_state"));
+  if (call.wants_outputs()) {
+    gated_oja_rule(call.context(), options, inputs, call.out("o"), call.out("final_state"));
+  }
   if (!call.backward()) return;
   gated_oja_rule_backward(call.context(), options, inputs, call.in("do"), call.in("dht"),
                           {.q = call.out("dq"),
@@ -97,7 +103,9 @@ void run_log_linear_attention(OperatorCall& call) {
                                            .g = call.in("g"),
                                            .level_scales = call.in("level_scales"),
                                            .segments = call.segments()};
-  log_linear_attention(call.context(), options, inputs, call.out("o"));
+  if (call.wants_outputs()) {
+    log_linear_attention(call.context(), options, inputs, call.out("o"));
+  }
   if (!call.backward()) return;
   log_linear_attention_backward(call.context(), options, inputs, call.in("do"),
                                 {.q = call.out("dq"),
@@ -122,9 +130,12 @@ void run_ttt_linear(OperatorCall& call) {
                                   .initial_state = call.in("initial_state"),
                                   .initial_bias = call.in("hb0"),
                                   .segments = call.segments()};
-  ttt_linear(
-      call.context(), options, inputs,
-      {.o = call.out("o"), .final_state = call.out("final_state"), .final_bias = call.out("hbt")});
+  if (call.wants_outputs()) {
+    ttt_linear(call.context(), options, inputs,
+               {.o = call.out("o"),
+                .final_state = call.out("final_state"),
+                .final_bias = call.out("hbt")});
+  }
   if (!call.backward()) return;
   ttt_linear_backward(
       call.context(), options, inputs,

@@ -106,12 +106,7 @@ void run_attention(OperatorCall& call) {
   std::vector<SequenceState> storage[4];
   const auto state = [&](const ConstTensor& s, std::size_t which) {
     if (!s.present()) return StateView();
-    Tensor view({}, s.dtype, {});
-    view.data = const_cast<void*>(s.data);
-    view.rank = s.rank;
-    view.extent = s.extent;
-    view.stride = s.stride;
-    return state_view(view, {}, storage[which]);
+    return state_view(writable(s), {}, storage[which]);
   };
   const RecurrenceInputs inputs = {.q = by_head(call.in("query"), query_heads),
                                    .k = by_head(call.in("key"), heads),

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "src/ops/copy_tensor.h"
+
 namespace ouzel {
 namespace {
 
@@ -32,17 +34,6 @@ class CallState {
   StateView view_;
 };
 
-// Views take states as memory that may be written; these are only read.
-Tensor readable(const ConstTensor& tensor) {
-  Tensor view;
-  view.data = const_cast<void*>(tensor.data);
-  view.dtype = tensor.dtype;
-  view.rank = tensor.rank;
-  view.extent = tensor.extent;
-  view.stride = tensor.stride;
-  return view;
-}
-
 }  // namespace
 
 Form form_of(const Attributes& attributes) {
@@ -61,18 +52,25 @@ void run_law(OperatorCall& call, const BoundLaw& law, RecurrenceInputs inputs,
     return CallState(call, s, z, normalized);
   };
   const CallState initial =
-      state(readable(call.in("initial_state")), readable(call.in("initial_z")));
+      state(writable(call.in("initial_state")), writable(call.in("initial_z")));
   const CallState final = state(call.out("final_state"), call.out("z"));
+  if (call.steps()) {
+    call.begin_states();
+    law.step(inputs, final.view(), call.out("o"));
+    return;
+  }
   inputs.initial_state = initial.view();
   inputs.segments = call.segments();
   Buffer saved;
-  if (call.backward()) saved = Buffer(law.saved_bytes(inputs));
-  law.forward(inputs, {.o = call.out("o"),
-                       .final_state = final.view(),
-                       .weights = call.out("weights"),
-                       .saved = saved.data()});
+  if (call.wants_outputs()) {
+    if (call.backward()) saved = Buffer(law.saved_bytes(inputs));
+    law.forward(inputs, {.o = call.out("o"),
+                         .final_state = final.view(),
+                         .weights = call.out("weights"),
+                         .saved = saved.data()});
+  }
   if (!call.backward()) return;
-  const CallState final_grad = state(readable(call.in("dht")), readable(call.in("dzt")));
+  const CallState final_grad = state(writable(call.in("dht")), writable(call.in("dzt")));
   const CallState initial_grad = state(call.out("dh0"), call.out("dz0"));
   grads.initial_state = initial_grad.view();
   law.backward(inputs, saved.data(), {.o = call.in("do"), .final_state = final_grad.view()}, grads);

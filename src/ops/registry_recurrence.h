@@ -31,6 +31,7 @@ struct BoundLaw {
   std::function<void(const RecurrenceInputs&, const void* saved, const RecurrenceOutputGrads&,
                      const RecurrenceInputGrads&)>
       backward;
+  std::function<void(const RecurrenceInputs&, const StateView&, const Tensor& o)> step;
 };
 
 // Forward, and backward if the call wants it, of a law that takes q, k and v. A normalised law

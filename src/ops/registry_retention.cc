@@ -41,6 +41,10 @@ void run_with_decays(OperatorCall& call, std::vector<double> rule) {
                  .backward =
                      [&](const auto& in, const void* saved, const auto& d_out, const auto& d_in) {
                        retention_backward(call.context(), options, in, saved, d_out, d_in);
+                     },
+                 .step =
+                     [&](const auto& in, const auto& state, const auto& o) {
+                       retention_step(call.context(), options, in.q, in.k, in.v, state, o);
                      }});
 }
 

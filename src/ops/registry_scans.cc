@@ -51,7 +51,9 @@ void run_rwkv4(OperatorCall& call) {
                               .u = call.in("u"),
                               .initial_state = call.in("initial_state"),
                               .segments = call.segments()};
-  rwkv4(call.context(), inputs, {.o = call.out("o"), .final_state = call.out("final_state")});
+  if (call.wants_outputs()) {
+    rwkv4(call.context(), inputs, {.o = call.out("o"), .final_state = call.out("final_state")});
+  }
   if (!call.backward()) return;
   rwkv4_backward(call.context(), inputs, call.in("do"), call.in("dht"),
                  {.k = call.out("dk"),
@@ -73,8 +75,10 @@ void run_selective_scan(OperatorCall& call) {
                                       .dt_bias = call.in("dt_bias"),
                                       .initial_state = call.in("initial_state"),
                                       .segments = call.segments()};
-  selective_scan(call.context(), options, inputs,
-                 {.o = call.out("o"), .final_state = call.out("final_state")});
+  if (call.wants_outputs()) {
+    selective_scan(call.context(), options, inputs,
+                   {.o = call.out("o"), .final_state = call.out("final_state")});
+  }
   if (!call.backward()) return;
   selective_scan_backward(call.context(), options, inputs, call.in("do"), call.in("dht"),
                           {.x = call.out("dx"),

@@ -17,7 +17,15 @@ void run_short_conv(OperatorCall& call) {
                                   .bias = call.in("bias"),
                                   .initial_state = call.in("initial_state"),
                                   .segments = call.segments()};
-  short_conv(call.context(), options, inputs, call.out("o"), call.out("final_state"));
+  if (call.steps()) {
+    call.begin_states();
+    short_conv_step(call.context(), options, inputs.x, inputs.weight, inputs.bias,
+                    call.out("final_state"), call.out("o"));
+    return;
+  }
+  if (call.wants_outputs()) {
+    short_conv(call.context(), options, inputs, call.out("o"), call.out("final_state"));
+  }
   if (!call.backward()) return;
   short_conv_backward(call.context(), options, inputs, call.in("do"), call.in("dht"),
                       call.out("dx"), call.out("dweight"), call.out("dbias"), call.out("dh0"));

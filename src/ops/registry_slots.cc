@@ -17,8 +17,10 @@ void run_gsa(OperatorCall& call) {
                             .hk0 = call.in("hk0"),
                             .hv0 = call.in("hv0"),
                             .segments = call.segments()};
-  gsa(call.context(), options, inputs,
-      {.o = call.out("o"), .hkt = call.out("hkt"), .hvt = call.out("hvt")});
+  if (call.wants_outputs()) {
+    gsa(call.context(), options, inputs,
+        {.o = call.out("o"), .hkt = call.out("hkt"), .hvt = call.out("hvt")});
+  }
   if (!call.backward()) return;
   gsa_backward(call.context(), options, inputs,
                {.o = call.in("do"), .hkt = call.in("dhkt"), .hvt = call.in("dhvt")},
@@ -41,11 +43,13 @@ void run_abc(OperatorCall& call) {
                             .hv0 = call.in("hv0"),
                             .lse0 = call.in("lse0"),
                             .segments = call.segments()};
-  abc(call.context(), options, inputs,
-      {.o = call.out("o"),
-       .hkt = call.out("hkt"),
-       .hvt = call.out("hvt"),
-       .lset = call.out("lset")});
+  if (call.wants_outputs()) {
+    abc(call.context(), options, inputs,
+        {.o = call.out("o"),
+         .hkt = call.out("hkt"),
+         .hvt = call.out("hvt"),
+         .lset = call.out("lset")});
+  }
   if (!call.backward()) return;
   abc_backward(call.context(), options, inputs,
                {.o = call.in("do"), .hkt = call.in("dhkt"), .hvt = call.in("dhvt")},

@@ -12,11 +12,40 @@ Tensors are float32, bfloat16 or float16 on the CPU, of any strides (a last axis
 is copied); the first result has the type of the first tensor, states are float32. Every input of the
 table that has a gradient gets one, initial states and gates too, and final states take gradients.
 Second derivatives are refused. `context=` is the ouzel.Context that computes, forward and backward.
+
+To decode, `retention.step(q, k, v, initial_state=state)` takes one token and updates the state in
+place, without gradients. torch.compile and torch.export see an operator as one node, ouzel::retention,
+with PyTorch 2.4 or newer. Modules have the names of flash-linear-attention's.
 """
 
-from ._functions import functions as _make
+from ._functions import FUNCTIONS
+from .modules import (
+    DPFPFeatureMap,
+    FeatureMap,
+    FusedRMSNormGated,
+    HadamardFeatureMap,
+    HedgehogFeatureMap,
+    ReLUFeatureMap,
+    RMSNorm,
+    ShortConvolution,
+    SquaredReLUFeatureMap,
+    T2RFeatureMap,
+    TaylorFeatureMap,
+)
 
-_functions = _make()
-globals().update(_functions)
+globals().update(FUNCTIONS)
 
-__all__ = [*_functions]
+__all__ = [
+    "DPFPFeatureMap",
+    "FeatureMap",
+    "FusedRMSNormGated",
+    "HadamardFeatureMap",
+    "HedgehogFeatureMap",
+    "RMSNorm",
+    "ReLUFeatureMap",
+    "ShortConvolution",
+    "SquaredReLUFeatureMap",
+    "T2RFeatureMap",
+    "TaylorFeatureMap",
+    *FUNCTIONS,
+]

@@ -21,6 +21,11 @@ class Operator:
         self.packing = self.attributes.index("cu_seqlens") if "cu_seqlens" in self.attributes else None
         self.registered = None  # what compilers see
 
+    def differentiates(self, tensor, attributes):
+        """Whether the input has a gradient in calls with these attributes."""
+        values = dict(zip(self.attributes, attributes))
+        return tensor.gradient and _operators.holds(tensor.gradient_when, self.law, values)
+
     def refuse(self, name, what):
         raise InvalidArgumentError(f"{self.law.name}: {name} {what}")
 
@@ -130,25 +135,62 @@ def _call_registered(operator, tensors, attributes, states, context):
     return tuple(named.get(o.name) for o in operator.law.outputs if o.name in names or o.name == state)
 
 
+def numbered(operator, attributes):
+    """With the bounds of sequences as numbers, should they be a tensor."""
+    i = operator.packing
+    if i is None or not isinstance(attributes[i], torch.Tensor):
+        return attributes
+    return (*attributes[:i], attributes[i].tolist(), *attributes[i + 1 :])
+
+
+def _any_gradient(tensors):
+    if not torch.is_grad_enabled():
+        return False
+    return any([isinstance(x, torch.Tensor) and x.requires_grad for x in tensors])
+
+
 def call(operator, tensors, attributes, states, context):
+    with_gradients = _any_gradient(tensors)
+    if with_gradients:
+        for info, x in zip(operator.law.inputs, tensors):
+            asks = isinstance(x, torch.Tensor) and x.requires_grad
+            if asks and not operator.differentiates(info, attributes):
+                operator.refuse(info.name, "has no gradient: pass it detached")
     # The question for a compiler stands in the frame that answers it: a frame that only asks would be
     # compiled by itself, to a yes.
     if operator.registered is not None and (torch.compiler.is_compiling() or _is_traced(tensors)):
         results = _call_registered(operator, tensors, attributes, states, context)
         return results if len(results) > 1 else results[0]
-    i = operator.packing
-    if i is not None and isinstance(attributes[i], torch.Tensor):
-        attributes = (*attributes[:i], attributes[i].tolist(), *attributes[i + 1 :])
-    if torch.is_grad_enabled() and any([isinstance(x, torch.Tensor) and x.requires_grad for x in tensors]):
-        for name, gradient, x in zip(operator.inputs, operator.gradients, tensors):
-            if not gradient and isinstance(x, torch.Tensor) and x.requires_grad:
-                operator.refuse(name, "has no gradient: pass it detached")
+    attributes = numbered(operator, attributes)
+    if with_gradients:
         results = _Differentiable.apply(operator, attributes, states, context, *tensors)
     else:
         results = tuple(compute(operator, tensors, attributes, states, context).values())
     return results if len(results) > 1 else results[0]
 
 
+def step(operator, tensors, attributes, context):
+    """The first output; the states among the tensors are updated."""
+    states = [x for info, x in zip(operator.law.inputs, tensors) if info.is_state and x is not None]
+    if _any_gradient(tensors):
+        raise InvalidArgumentError(
+            f"{operator.law.name}: a step keeps nothing for a backward pass; call it under "
+            "torch.no_grad(), or the operator itself with output_final_state=True"
+        )
+    if operator.registered is not None and (torch.compiler.is_compiling() or _is_traced(tensors)):
+        results = _call_registered(operator, tensors, attributes, True, context)
+        for state, result in zip(states, results[1:]):
+            state.copy_(result)
+        return results[0]
+    arrays = tuple([export(operator, *named) for named in zip(operator.inputs, tensors)])
+    result = _core.step(operator.index, arrays, numbered(operator, attributes), context)
+    for state in states:
+        _mark_changed(state)
+    return from_dlpack(result)
+
+
+# So that a backward pass that has saved the tensor notices.
+_mark_changed = getattr(torch.autograd.graph, "increment_version", lambda x: x[:0].zero_())
 # What registers a gradient came with PyTorch 2.4.
 _CAN_REGISTER = hasattr(torch.library, "register_autograd")
 _PLAIN = {type(None), torch.Tensor, torch.nn.Parameter}
@@ -163,20 +205,30 @@ def _is_traced(tensors):
     )
 
 
-def functions():
+def _functions():
     """All functions, by names and aliases."""
     made = {}
     for index, law in enumerate(_operators.laws().values()):
         if not any(tensor.gradient for tensor in law.inputs):
             continue
         operator = Operator(index, law)
-        space = {"_call": call, "_operator": operator, "__name__": "ouzel.torch"}
-        body = f"_call(_operator, {_operators.arguments(law)}, context)"
-        function = _operators.define(law, False, body, space)
         if _CAN_REGISTER:
             from . import _library
 
             operator.registered = _library.Registered(operator)
+        space = {"_call": call, "_step": step, "_operator": operator, "__name__": "ouzel.torch"}
+
+        def defined(kind):
+            return _operators.define(
+                law, kind, f"_{kind}(_operator, {_operators.arguments(law, kind)})", space
+            )
+
+        function = defined(_operators.CALL)
+        if _operators.keeps_state(law):
+            function.step = defined(_operators.STEP)
         for name in (law.name, *law.aliases):
             made[name] = function
     return made
+
+
+FUNCTIONS = _functions()

@@ -15,14 +15,6 @@ _TYPES = {"bool": "bool?", "int": "int?", "float": "float?", "str": "str?"}
 _library = torch.library.Library("ouzel", "DEF")
 
 
-def _listed(operator, attributes):
-    """With the bounds of sequences as the numbers that the library wants."""
-    i = operator.packing
-    if i is None or attributes[i] is None:
-        return attributes
-    return (*attributes[:i], attributes[i].tolist(), *attributes[i + 1 :])
-
-
 def _fake(operator, tensors, attributes, states):
     """What the call returns, without values: from the library, whose extents are numbers, with those
     that torch has as symbols put back in their places."""
@@ -96,7 +88,7 @@ class Registered:
 
     def forward(self, *arguments):
         tensors, (*attributes, states) = arguments[: self.inputs], arguments[self.inputs :]
-        attributes = _listed(self.operator, tuple(attributes))
+        attributes = _functions.numbered(self.operator, tuple(attributes))
         results = _functions.compute(self.operator, tensors, attributes, states, None)
         return [result for result in results.values() if result is not None]
 
@@ -122,7 +114,7 @@ class Registered:
     def vjp(self, *arguments):
         tensors, above = arguments[: self.inputs], arguments[self.inputs : self.above]
         *attributes, wanted = arguments[self.above :]
-        attributes = _listed(self.operator, tuple(attributes))
+        attributes = _functions.numbered(self.operator, tuple(attributes))
         gradients = _functions.pull_back(self.operator, tensors, above, attributes, None, wanted)
         return [gradient for gradient in gradients if gradient is not None]
 
