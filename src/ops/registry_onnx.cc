@@ -176,21 +176,27 @@ void set_conv_extents(OperatorCall& call) {
   call.set_extent("TP", call.extent("W") - 1, "the width of weight");
 }
 
-// [B, D, T] into [B, T, D], or back.
+// [B, D, T] into [B, T, D], or back: tiles of whole cache lines, through memory of their own. Rows
+// are often a multiple of a page apart, so that few of their lines stay in the first-level cache.
 void exchange_axes(Context& context, const ConstTensor& from, const Tensor& to) {
   if (!from.present() || !to.present()) return;
-  constexpr std::int64_t kTile = 64;  // 16 KiB of each
+  constexpr std::int64_t kTile = 16;
   const View<const float, 3> x = from.view<const float, 3>();
   const View<float, 3> y = to.view<float, 3>();
   const std::int64_t tiles = (x.extent[1] + kTile - 1) / kTile;
   context.impl().run(x.extent[0] * tiles, [&](std::int64_t task, Scratch&) {
     const std::int64_t b = task / tiles, first = task % tiles * kTile;
-    const std::int64_t last = std::min(first + kTile, x.extent[1]);
+    const std::int64_t rows = std::min(kTile, x.extent[1] - first);
     for (std::int64_t begin = 0; begin < x.extent[2]; begin += kTile) {
-      check_cancelled();
-      const std::int64_t end = std::min(begin + kTile, x.extent[2]);
-      for (std::int64_t i = first; i < last; ++i) {
-        for (std::int64_t j = begin; j < end; ++j) y.at(b, j, i) = x.at(b, i, j);
+      check_cancelled_at(begin / kTile);
+      const std::int64_t columns = std::min(kTile, x.extent[2] - begin);
+      float tile[kTile][kTile];
+      for (std::int64_t i = 0; i < rows; ++i) {
+        std::copy_n(x(b, first + i, begin), columns, tile[i]);
+      }
+      for (std::int64_t j = 0; j < columns; ++j) {
+        float* row = y(b, begin + j, first);
+        for (std::int64_t i = 0; i < rows; ++i) row[i] = tile[i][j];
       }
     }
   });
