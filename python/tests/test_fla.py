@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ouzel  # noqa: E402
-import ouzel.fla  # noqa: E402
+import ouzel.fla.modules  # noqa: E402
 from ouzel.fla import _functions, _install, _modules, _table  # noqa: E402
 
 F = torch.nn.functional
@@ -570,6 +570,7 @@ def test_every_function_has_a_case():
     aliases = {n for n, f in _functions.items() if n not in tested and any(f is c.function for c in CASES)}
     assert set(_functions) == tested | aliases | set(_table.REPLACED)
     assert set(ouzel.fla.__all__) == {*_functions, "Installation", "install", "uninstall"}
+    assert all(f.__doc__ for n, f in _functions.items() if n not in _table.REPLACED)
 
 
 def pieces(case, given, state):
@@ -618,7 +619,8 @@ def test_states_with_values_first(case):
     o, h = call(case, given, state)
     o2, h2 = call(case, given, turned(state), state_v_first=True)
     assert torch.equal(o, o2)
-    assert all(map(torch.equal, flat(turned(h)), flat(h2))) and flat(h2)[0].is_contiguous()
+    assert all(map(torch.equal, flat(turned(h)), flat(h2)))
+    assert torch.equal(call(case, given, h, cu_seqlens=None)[0], call(case, given, h2, state_v_first=True)[0])
     if case.has("kwargs"):
         with pytest.warns(DeprecationWarning, match="now called `state_v_first`"):
             o3, h3 = call(case, given, turned(state), transpose_state_layout=True)
@@ -761,42 +763,90 @@ def test_signatures_are_the_published_ones():
     assert names - set(_functions) == set(_table.ABSENT)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("fla") is None, reason="needs flash-linear-attention")
+def test_signatures_of_modules_are_the_published_ones():
+    root = Path(next(iter(importlib.util.find_spec("fla").submodule_search_locations))) / "modules"
+    for name, (module, _) in _install._MODULES.items():
+        tree = ast.parse((root / (module.replace(".", "/") + ".py")).read_text())
+        ours = getattr(ouzel.fla.modules, name)
+        theirs = next((n for n in tree.body if getattr(n, "name", "") == name), None)
+        if theirs is None:  # the `apply` of a class
+            assert any(isinstance(n, ast.Assign) and n.targets[0].id == name for n in tree.body)
+            continue
+        pairs = [(ours, theirs)]
+        if isinstance(theirs, ast.ClassDef):
+            methods = {n.name: n for n in theirs.body if isinstance(n, ast.FunctionDef)}
+            pairs = [(getattr(ours, n), methods[n]) for n in ("__init__", "forward")]
+        for function, published in pairs:
+            mine = ast.parse(f"def f{inspect.signature(function)}: ...").body[0].args
+            assert spelled(mine) == spelled(published.args), name
+
+
+def test_activations():
+    x, y, w, b = normal(3, K), normal(3, K), normal(V, K), normal(V)
+    assert torch.equal(ouzel.fla.modules.swish(x), F.silu(x))
+    assert torch.equal(ouzel.fla.modules.swiglu(x, y), F.silu(x) * y)
+    assert torch.equal(ouzel.fla.modules.swiglu_linear(x, y, w, b), F.linear(F.silu(x) * y, w, b))
+
+
+def test_short_convolution():
+    torch.manual_seed(0)
+    conv = ouzel.fla.modules.ShortConvolution(D, 3, bias=True, backend="cuda", use_fast_conv1d=True)
+    assert conv.backend == "cuda" and conv.weight.shape == (D, 1, 3)
+    x, residual = torch.randn(B, T, D), torch.randn(B, T, D)
+    mask = torch.ones(B, T)
+    mask[0, :2] = 0
+    shifted = F.pad((x * mask[..., None]).transpose(1, 2), (2, 0))
+    expected = F.silu(F.conv1d(shifted, conv.weight, conv.bias, groups=D)).transpose(1, 2) + residual
+    y, none = conv(x, residual, mask, chunk_indices=torch.zeros(1, 2))
+    close(y, expected, OUTPUT_BOUND)
+    assert none is None
+    first, cache = conv(x[:, :4], residual[:, :4], mask[:, :4], output_final_state=True)
+    assert cache.shape == (B, D, 3)
+    rest, _ = conv(x[:, 4:], residual[:, 4:], mask[:, 4:], cache=cache)
+    close(torch.cat([first, rest], 1), expected, OUTPUT_BOUND)
+    y, cache = ouzel.fla.modules.causal_conv1d(x * mask[..., None], conv.weight[:, 0], conv.bias, residual,
+                                               activation="swish", output_final_state=True)
+    close(y, expected, OUTPUT_BOUND)
+    assert cache.shape == (B, D, 3)
+    with pytest.raises(NotImplementedError, match="cp_context"):
+        ouzel.fla.modules.causal_conv1d(x, conv.weight[:, 0], cp_context=object())
+
+
 # Installation.
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def clean():
     """`fla` as before, whatever a test does."""
-    before = {n: m for n, m in sys.modules.items() if n.split(".")[0] == "fla"}
+    before = _install._loaded()
     yield
     ouzel.fla.uninstall()
-    for name in [n for n in sys.modules if n.split(".")[0] == "fla"]:
-        del sys.modules[name]
-    sys.modules.update(before)
+    _install._restore(before)
 
 
 @pytest.fixture
-def nowhere(clean, monkeypatch):
+def nowhere(monkeypatch):
     """flash-linear-attention is not installed."""
-    monkeypatch.setattr(_install, "_installed", lambda *name: None)
+    monkeypatch.setattr(_install, "_imported", lambda names: {})
 
 
 @pytest.fixture
-def package(clean, monkeypatch, tmp_path):
+def package(monkeypatch, tmp_path):
     """An installed flash-linear-attention: a function of ours, one of its own, a layer."""
     files = {
         "fla/__init__.py": "__version__ = '9.9'",
         "fla/ops/__init__.py": "from .gla import chunk_gla\nfrom .own import own",
-        "fla/ops/gla/__init__.py": "from .chunk import chunk_gla",
+        "fla/ops/gla/__init__.py": "from .chunk import chunk_gla, helper",
         "fla/ops/gla/chunk.py": "def chunk_gla(): return 'theirs'\ndef helper(): return chunk_gla",
         "fla/ops/own.py": "def own(): return 'own'",
         "fla/layers.py": "from fla.ops.gla import chunk_gla",
+        "fla/models.py": "from fla.ops import chunk_gla",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    for name in [n for n in sys.modules if n.split(".")[0] == "fla"]:
-        del sys.modules[name]
+    _install._restore({})
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
@@ -809,8 +859,14 @@ def test_install_stands_in_for_what_is_not_there(nowhere):
         from fla.ops import chunk_gla
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
         from fla.ops.generalized_delta_rule.dplr.chunk import chunk_dplr_delta_rule
+        from fla.modules import FusedRMSNormGated, RMSNorm, ShortConvolution
+        from fla.modules.causal_conv1d import causal_conv1d
+        from fla.modules.fused_norm_gate import FusedRMSNormGated as older
         from fla.ops.kda.gate import fused_kda_gate
 
+        assert older is FusedRMSNormGated is ouzel.fla.modules.FusedRMSNormGated
+        for thing in (RMSNorm, ShortConvolution, causal_conv1d):
+            assert thing is getattr(ouzel.fla.modules, thing.__name__)
         assert fla.__version__ == _table.PUBLISHED
         assert fla.ops.chunk_retention is ouzel.fla.chunk_retention
         for function in (chunk_gla, chunk_gated_delta_rule, fused_recurrent_gated_delta_rule,
@@ -838,23 +894,17 @@ def test_install_twice_and_undo_once(nowhere):
 
 def test_install_overlays_a_package_without_a_gpu(package, monkeypatch):
     monkeypatch.setattr(_install, "_has_gpu", lambda: False)
-    import fla.ops as theirs
-
-    theirs_layers = importlib.import_module("fla.layers")
+    layers, theirs = importlib.import_module("fla.layers"), importlib.import_module("fla.ops").chunk_gla
     with ouzel.fla.install():
-        import fla
-        from fla.layers import chunk_gla
-        from fla.ops import own
-        from fla.ops.gla.chunk import helper
-        from fla.ops.kda import chunk_kda
+        import fla.ops
+        from fla.models import chunk_gla
+        from fla.ops.gla import helper
 
         assert fla.__version__ == "9.9"
-        assert chunk_gla is ouzel.fla.chunk_gla and helper() is chunk_gla
-        assert chunk_kda is ouzel.fla.chunk_kda
-        assert own() == "own"
-    assert sys.modules["fla.ops"] is theirs and sys.modules["fla.layers"] is theirs_layers
-    assert theirs.chunk_gla() == theirs_layers.chunk_gla() == "theirs"
-    assert "fla.ops.kda" not in sys.modules
+        assert all(f is ouzel.fla.chunk_gla for f in (chunk_gla, helper(), layers.chunk_gla, fla.ops.chunk_gla))
+        assert fla.ops.own() == "own"
+    models = importlib.import_module("fla.models")
+    assert all(f is theirs for f in (fla.ops.chunk_gla, helper(), layers.chunk_gla, models.chunk_gla))
 
 
 def test_install_stands_in_for_a_package_that_cannot_be_imported(package, monkeypatch):
@@ -862,10 +912,10 @@ def test_install_stands_in_for_a_package_that_cannot_be_imported(package, monkey
     for gpu in (False, True):
         monkeypatch.setattr(_install, "_has_gpu", lambda: gpu)
         with ouzel.fla.install() as installation:
-            assert installation.active
-            with pytest.warns(UserWarning, match="gla.chunk holds Ouzel's functions alone.*no_machine"):
-                from fla.ops.gla import chunk_gla
-            assert chunk_gla is ouzel.fla.chunk_gla
+            from fla.ops.gla import chunk_gla
+
+            assert installation.active and chunk_gla is ouzel.fla.chunk_gla
+        assert not _install._loaded()
 
 
 def test_install_leaves_a_package_with_a_gpu_alone(package, monkeypatch):
@@ -873,11 +923,38 @@ def test_install_leaves_a_package_with_a_gpu_alone(package, monkeypatch):
     with pytest.warns(UserWarning, match="left alone.*force=True"):
         installation = ouzel.fla.install()
     assert not installation.active
-    from fla.ops import chunk_gla
+    import fla.ops
 
-    assert chunk_gla() == "theirs"
+    assert fla.ops.chunk_gla() == "theirs"
     with ouzel.fla.install(force=True), warnings.catch_warnings():
         warnings.simplefilter("error")
-        from fla.ops import chunk_gla
+        assert fla.ops.chunk_gla is ouzel.fla.chunk_gla
 
-        assert chunk_gla is ouzel.fla.chunk_gla
+
+@pytest.mark.skipif(importlib.util.find_spec("fla") is None, reason="needs flash-linear-attention")
+@pytest.mark.parametrize("name", ["GLA", "GatedDeltaNet", "KDA"])
+def test_published_models_run_on_cpus(name):
+    """Logits of all tokens at once are those of some, then one at a time; a loss has gradients."""
+    pytest.importorskip("transformers")
+    if _install._has_gpu():
+        pytest.skip("there is a GPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ouzel.fla.install()
+        models = importlib.import_module("fla.models")
+        torch.manual_seed(0)
+        size = {} if name == "GLA" else {"head_dim": 16}
+        config = getattr(models, name + "Config")(hidden_size=32, num_hidden_layers=2, num_heads=2, vocab_size=50,
+                                                  fuse_cross_entropy=False, **size)
+        model = getattr(models, name + "ForCausalLM")(config)
+        tokens = torch.randint(0, 50, (2, 70))
+        whole = model(tokens, labels=tokens)
+        whole.loss.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        with torch.no_grad():
+            result = model(tokens[:, :66], use_cache=True)
+            logits = [result.logits]
+            for t in range(66, 70):
+                result = model(tokens[:, t : t + 1], past_key_values=result.past_key_values, use_cache=True)
+                logits.append(result.logits)
+        close(torch.cat(logits, 1), whole.logits, 1e-5)

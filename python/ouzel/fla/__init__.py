@@ -6,6 +6,8 @@ has gradients. What differs is in docs/fla.md. `install()` makes `import fla.ops
 flash-linear-attention is not installed or has no GPU; `uninstall()` undoes it.
 """
 
+from typing import Any as _Any
+
 from ._functions import functions as _made
 from ._install import Installation, install, uninstall
 from ._table import ABSENT as _ABSENT
@@ -19,7 +21,7 @@ globals().update(_functions)
 __all__ = ["Installation", "install", "uninstall", *sorted(_functions)]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> _Any:  # so that checkers of types know of all names
     if name in _ABSENT:
         raise AttributeError(
             f"ouzel.fla has no {name}: Ouzel has no such law. flash-linear-attention publishes it in plain "

@@ -68,12 +68,12 @@ def _resolve_gate(name, given):
 
 
 def _turned(state):
-    """K x V as V x K, or back; of a tuple, its first."""
+    """K x V as V x K, or back; of a tuple, its first. A view: states that come back need no copy."""
     if state is None:
         return None
     if isinstance(state, (tuple, list)):
         return (_turned(state[0]), *state[1:])
-    return state.transpose(-1, -2).contiguous()
+    return state.transpose(-1, -2)
 
 
 def _call(name, row, given):
@@ -100,7 +100,12 @@ def _made(row):
     space = {"_call": _call, "_row": row, "__name__": "ouzel.fla"}
     body = f"def {row.prototype}:\n    return _call({name!r}, _row, locals())\n"
     exec(compile(body, f"<ouzel.fla.{name}>", "exec"), space)
-    return name, space[name]
+    function = space[name]
+    function.__doc__ = (
+        f"fla.ops.{row.module}.{name} on the CPU, with gradients: its arguments, shapes and results.\n\n"
+        "What has no effect here and what is refused is in docs/fla.md."
+    )
+    return name, function
 
 
 def _replaced(name, successor):
