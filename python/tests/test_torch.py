@@ -251,6 +251,11 @@ def test_steps_update_states():
     ouzel.torch.gated_delta_rule.step(*token, initial_state=state)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+    negatives = torch.complex(state, state).conj().imag
+    with pytest.raises(ouzel.InvalidArgumentError, match="initial_state is a view of negatives"):
+        ouzel.torch.gated_delta_rule.step(*token, initial_state=negatives)
+    with pytest.raises(ouzel.InvalidArgumentError, match="a step updates 'initial_state'"):
+        ouzel.torch.gated_delta_rule.step(*token)
     token[0].requires_grad_()
     with pytest.raises(ouzel.InvalidArgumentError, match="a step keeps nothing for a backward pass"):
         ouzel.torch.gated_delta_rule.step(*token, initial_state=state)
@@ -511,6 +516,9 @@ def test_compiled_steps_update_states():
     for _ in range(2):
         assert torch.allclose(compiled(q, k, v, states[0]), step(q, k, v, states[1]), atol=1e-6)
     assert torch.allclose(*states, atol=1e-6) and not torch.equal(states[0], torch.ones(2, 3, 8, 8))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="initial_state"):
+        torch.compile(lambda *x: ouzel.torch.retention.step(*x), backend="eager")(q, k, v)
 
 
 @registers

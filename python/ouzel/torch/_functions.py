@@ -171,21 +171,27 @@ def call(operator, tensors, attributes, states, context):
 
 def step(operator, tensors, attributes, context):
     """The first output; the states among the tensors are updated."""
-    states = [x for info, x in zip(operator.law.inputs, tensors) if info.is_state and x is not None]
     if _any_gradient(tensors):
         raise InvalidArgumentError(
             f"{operator.law.name}: a step keeps nothing for a backward pass; call it under "
             "torch.no_grad(), or the operator itself with output_final_state=True"
         )
+    states = {info.name: x for info, x in zip(operator.law.inputs, tensors) if info.is_state}
     if operator.registered is not None and (torch.compiler.is_compiling() or _is_traced(tensors)):
         results = _call_registered(operator, tensors, attributes, True, context)
-        for state, result in zip(states, results[1:]):
+        for (name, state), result in zip(states.items(), results[1:]):
+            if state is None:
+                operator.refuse(name, "is missing: a step updates it in place")
             state.copy_(result)
         return results[0]
+    for name, state in states.items():
+        if isinstance(state, torch.Tensor) and state.is_neg():
+            operator.refuse(name, "is a view of negatives, which a step cannot update: clone it")
     arrays = tuple([export(operator, *named) for named in zip(operator.inputs, tensors)])
     result = _core.step(operator.index, arrays, numbered(operator, attributes), context)
-    for state in states:
-        _mark_changed(state)
+    for state in states.values():
+        if state is not None:
+            _mark_changed(state)
     return from_dlpack(result)
 
 
@@ -194,13 +200,16 @@ _mark_changed = getattr(torch.autograd.graph, "increment_version", lambda x: x[:
 # What registers a gradient came with PyTorch 2.4.
 _CAN_REGISTER = hasattr(torch.library, "register_autograd")
 _PLAIN = {type(None), torch.Tensor, torch.nn.Parameter}
+# Not of the public interface: where they are gone, only tensors tell.
+_count_modes = getattr(torch._C, "_len_torch_dispatch_stack", int)
+_any_transform = getattr(torch._C, "_are_functorch_transforms_active", bool)
 
 
 def _is_traced(tensors):
     """Whether PyTorch must see the call: for a mode, a transform, or a tensor of another kind."""
     return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
+        _count_modes() > 0
+        or _any_transform()
         or any([type(x) not in _PLAIN and isinstance(x, torch.Tensor) for x in tensors])
     )
 
