@@ -134,6 +134,53 @@ def test_initial_and_final_states_are_in_one_order():
         assert hasattr(getattr(ouzel, law.name), "step") == bool(final)
 
 
+def tokens_of(law, name, array):
+    """The axis of the tokens, or None."""
+    for shape in next(t.shape for t in law.inputs if t.name == name).split("|"):
+        axes = [i for i, letter in enumerate(shape.split()) if letter.startswith("T")]
+        if len(shape.split()) == array.ndim and axes:
+            return axes[0]
+    return None
+
+
+def goes_on(path):
+    """Whether its tokens follow one another to a state that is kept."""
+    file = golden.Golden(path)
+    law = ouzel.laws()[getattr(ouzel, file.metadata["op"]).__name__]
+    attributes = file.attributes(law)
+    kept = [t for t in law.inputs if t.is_state and _operators.holds(t.when, law, attributes)]
+    return bool(kept) and not attributes.get("reverse") and "cu_seqlens" not in attributes
+
+
+@pytest.mark.parametrize("path", [*filter(goes_on, golden.files())], ids=lambda path: path.stem)
+def test_golden_files_token_by_token(path):
+    """States of no tokens, then steps of all tokens but three, and of one each."""
+    file = golden.Golden(path)
+    function = getattr(ouzel, file.metadata["op"])
+    law = ouzel.laws()[function.__name__]
+    attributes = file.attributes(law)
+    names = [t.name for t in law.inputs if t.is_state and _operators.holds(t.when, law, attributes)]
+    given = file.arguments(law, file.metadata["inputs"])
+    axes = {name: tokens_of(law, name, array) for name, array in given.items()}
+    length = next(given[n].shape[axis] for n, axis in axes.items() if axis is not None)
+
+    def part(begin, end):
+        def of(array, axis):
+            rows = array.shape[axis] // length
+            return array.take(range(begin * rows, end * rows), axis)
+
+        return {n: x if axes[n] is None else of(x, axes[n]) for n, x in given.items()}
+
+    none = function(**part(0, 0), **attributes, output_final_state=True)
+    states = dict(zip(names, none[1:]))
+    cut = max(length - 3, 0)
+    parts = [(0, cut), *((t, t + 1) for t in range(cut, length))]
+    o = [function.step(**(part(*p) | states), **attributes) for p in parts]
+    got = {"o": np.concatenate(o, axis=1)}
+    got |= zip((output.name for output in law.outputs if output.is_state), states.values())
+    golden.check({n: file.tensors[n] for n in file.metadata["outputs"]}, got, OUTPUT_BOUND)
+
+
 def test_steps_update_states():
     q, k, v = (sample((2, 70, 3, 16), seed) for seed in range(3))
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
