@@ -238,3 +238,55 @@ def test_what_paths_and_configurations_raise_themselves_comes_out(tmp_path):
         ouzel.Model.random({"hidden_size": Raises()})
     with pytest.raises(ouzel.Error):
         ouzel.Model.load(tmp_path / ("x" * 5000))
+
+
+# Of an operator with states, those that all its calls may have.
+def states_of(law):
+    return [t for t in law.inputs if t.shape.startswith("N ") and "normalize" not in t.when]
+
+
+STEPS = {name: law for name, law in LAWS.items() if hasattr(getattr(ouzel, name), "step")}
+
+
+def token_of(law):
+    tensors, attributes = arguments(law)
+    tensors = {
+        t.name: tensors[t.name][:, :1].copy() if " T" in t.shape else tensors[t.name]
+        for t in law.inputs
+        if t.name in tensors
+    }
+    states = {t.name: array_of(t, seed) for seed, t in enumerate(states_of(law))}
+    if law.name == "efficient_attention":
+        attributes = {"causal": True}
+    return tensors, attributes, states
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_states_of_steps(name):
+    law, function = LAWS[name], getattr(ouzel, name)
+    tensors, attributes, states = token_of(law)
+
+    def step(given):
+        o = function.step(**tensors, **attributes, **given, context=CONTEXT)
+        return [o, *given.values()]
+
+    expected = step({n: x.copy() for n, x in states.items()})
+    for layout in ("fortran", "backwards", "gaps", "rows with gaps"):
+        got = step({n: LAYOUTS[layout](x) for n, x in states.items()})
+        assert all(map(np.array_equal, got, expected)), layout
+    for state, x in states.items():
+        others = {n: y.copy() for n, y in states.items() if n != state}
+        with pytest.raises(ouzel.InvalidArgumentError, match="read-only"):
+            step({**others, state: LAYOUTS["read-only"](x)})
+        with pytest.raises(ouzel.InvalidArgumentError, match="overwrite each other|read-only"):
+            step({**others, state: np.broadcast_to(x[:1], x.shape)})
+        for bad in (x.astype(np.float64), x.astype(np.int32), x[None], x[..., :-1], [1.0], "x"):
+            with pytest.raises((ouzel.InvalidArgumentError, TypeError)):
+                step({**others, state: bad})
+        # The memory of a token, or of another state, is none of a state's.
+        for other in [*tensors.values(), *others.values()]:
+            if other.size < x.size or other.dtype != x.dtype:
+                continue
+            shared = other.reshape(-1)[: x.size].reshape(x.shape)
+            with pytest.raises(ouzel.InvalidArgumentError, match="overlaps"):
+                step({**others, state: shared})
