@@ -88,6 +88,10 @@ def samples(HV=H, B=B, N=None):
         "eta": 0.1 * torch.sigmoid(normal(B, T, H, 1)),
         "square": 0.1 * normal(N, H, K, K),
         "hb": 0.1 * normal(N, H, 1, K),
+        "g_atk": F.logsigmoid(normal(B, T, H)),
+        "beta_atk": torch.sigmoid(normal(B, T, H)),
+        "A": normal(N, H, K).exp(),
+        "center": 0.3 * normal(H),
         "levels": torch.sigmoid(normal(B, T, H, 5)),
     }
 
@@ -232,9 +236,10 @@ def oja(q, k, v, gv, beta, state=None, scale=K**-0.5):
     return torch.stack(o, 1), S
 
 
-def product(q, k, v, g, beta, state=None, scale=None):
+def product(q, k, v, beta, g=None, state=None, scale=None):
     """With three steps a token."""
     n, S, o = 3, state, []
+    g = torch.zeros_like(q[..., 0]) if g is None else g
     for t in range(T):
         rows = slice(n * t, n * t + n)
         gates = torch.cat([g[:, t : t + 1], g.new_zeros(B, n - 1, H)], 1)
@@ -242,6 +247,22 @@ def product(q, k, v, g, beta, state=None, scale=None):
         out, S = delta(read, k[:, rows], v[:, rows], beta[:, rows], g=gates, state=S, scale=scale)
         o.append(out[:, -1])
     return torch.stack(o, 1), S
+
+
+def preconditioned(q, k, v, g_atk, beta_atk, beta, g=None, gk=None, log_atk_scale=None, state=None,
+                   scale=None):
+    (S, A), heads, o, q, k = state or (None, 0), v.shape[2], [], normed(q), normed(k)
+    center = -0.2 if log_atk_scale is None else log_atk_scale[:, None]
+    for t in range(T):
+        A = g_atk[:, t].exp()[..., None] * A + beta_atk[:, t, :, None] * k[:, t] ** 2
+        r = (A + 1e-6).log() - center
+        m = k[:, t] * 1.5 ** (-r / (1 + r.abs()))
+        x = slice(t, t + 1)
+        strength = beta[:, x, :, None]
+        out, S = scan(q[:, x], m[:, None], strength * v[:, x], S, scale, erase=k[:, x],
+                      write=-strength * spread(m[:, None], heads), g=g[:, x] if gk is None else gk[:, x])
+        o.append(out)
+    return torch.cat(o, 1), S, A
 
 
 def hgrn(x, g, state=None):
@@ -393,6 +414,7 @@ NORM = {"use_qk_l2norm_in_kernel": True}
 RAW = {"use_gate_in_kernel": True}
 LOGITS = {"use_beta_sigmoid_in_kernel": True}
 SLOTS, NORMALIZER, LIGHTNET, TTT = ("hk", "hv"), ("state", "z"), ("state", "lse"), ("square", "hb")
+ATK, ATK_STATES = "g_atk beta_atk beta", ("state", "A")
 ONE_GATE = "fused_recurrent_gated_delta_rule"
 CASES = [
     Case("chunk_abc", "q k v s", slots, SLOTS),
@@ -407,6 +429,8 @@ CASES = [
     Case("fused_recurrent_delta_rule", QKV, gdn),
     Case("fused_recurrent_delta_rule", "q k v beta=w", norms(delta), **NORM),
     Case("chunk_gated_delta_product", "q k=many_k v=many_v g beta=many_beta", product, num_householder=3),
+    Case("chunk_gated_delta_product", "q k=many_k v=many_v beta=many_beta", product,
+         num_householder=3, g=None),
     Case("chunk_gated_delta_rule", "q k v g beta", gdn),
     Case("chunk_gated_delta_rule", "q k v g beta", norms(gdn), **GVA, **NORM),
     Case("chunk_gdn", "q k v g=raw_g beta=logit A_log dt_bias=bias", raw_beta(raw_gate(gdn), 1),
@@ -458,6 +482,13 @@ CASES = [
     Case("fused_recurrent_linear_attn", QKV, scan),
     Case("fused_recurrent_linear_attn", POSITIVE, normalized, NORMALIZER, normalize=True),
     Case("chunk_log_linear_attn", "q k v g level_scales=levels", log_linear, None),
+    Case("chunk_precond_gated_delta_rule", f"q k v g {ATK}", preconditioned, ATK_STATES),
+    Case("chunk_precond_gated_delta_rule", f"q k v g {ATK} log_atk_scale=center", preconditioned, ATK_STATES,
+         **GVA),
+    Case("fused_recurrent_precond_gated_delta_rule", f"q k v gk {ATK}", preconditioned, ATK_STATES),
+    Case("chunk_precond_kda", f"q k v g=gk {ATK}", lambda g, **a: preconditioned(gk=g, **a), ATK_STATES),
+    Case("fused_recurrent_precond_kda", f"q k v g=raw_gk {ATK} {GATES}",
+         raw_gate(lambda g, **a: preconditioned(gk=g, **a)), ATK_STATES, **RAW),
     Case("parallel_rebased", QKV, sums_of_weights(torch.square, 1e-5)),
     Case("parallel_rebased", QKV, lambda **a: sums_of_weights(torch.square, 1e-3)(scale=1, **a), eps=1e-3,
          use_scale=False),
@@ -517,8 +548,9 @@ def drawn(case, **sizes):
 
 
 def call(case, given, state=None, **options):
-    if case.has("initial_state_bias"):
-        options["initial_state"], options["initial_state_bias"] = state or (None, None)
+    second = next((n for n in ("initial_state_bias", "initial_A_state") if case.has(n)), None)
+    if second:
+        options["initial_state"], options[second] = state or (None, None)
     elif state is not None:
         options["initial_state"] = state
     if case.states:
@@ -608,23 +640,27 @@ def test_packed_sequences_without_states(case):
     close(packed, torch.cat([flat(o)[0] for o in alone], 1), 1e-6)
 
 
-@over_cases(where=lambda case: case.has("state_v_first"))
+LAYOUTS = ("state_v_first", "transpose_state_layout")
+
+
+@over_cases(where=lambda case: any(map(case.has, LAYOUTS)))
 def test_states_with_values_first(case):
     def turned(state):
         if isinstance(state, tuple):
             return (turned(state[0]), *state[1:])
         return state.transpose(-1, -2).contiguous()
 
+    layout = next(filter(case.has, LAYOUTS))
     given, state = cast(drawn(case), torch.float32)
-    o, h = call(case, given, state)
-    o2, h2 = call(case, given, turned(state), state_v_first=True)
-    assert torch.equal(o, o2)
-    assert all(map(torch.equal, flat(turned(h)), flat(h2)))
-    assert torch.equal(call(case, given, h, cu_seqlens=None)[0], call(case, given, h2, state_v_first=True)[0])
-    if case.has("kwargs"):
+    first = call(case, given, state)
+    second = call(case, given, turned(state), **{layout: True})
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(flat(turned(first[1]))[0], flat(second[1])[0])
+    assert all(map(torch.equal, flat(first)[2:], flat(second)[2:]))
+    if layout == LAYOUTS[0] and case.has("kwargs"):
         with pytest.warns(DeprecationWarning, match="now called `state_v_first`"):
-            o3, h3 = call(case, given, turned(state), transpose_state_layout=True)
-        assert torch.equal(o, o3) and torch.equal(h2, h3)
+            old = call(case, given, turned(state), transpose_state_layout=True)
+        assert all(map(torch.equal, flat(old), flat(second)))
         with pytest.raises(ValueError, match="old name"):
             call(case, given, turned(state), transpose_state_layout=True, state_v_first=True)
 

@@ -17,6 +17,7 @@ _WITHOUT_EFFECT = (
     "cu_seqlens_cpu",
     "disable_recompute",
     "max_num_seqs",
+    "solve_tril_precision",
     "use_graph",
 )
 
@@ -89,10 +90,10 @@ def _call(name, row, given):
     _resolve_gate(name, given)
     if "use_qk_l2norm_in_kernel" in given:
         given["use_qk_l2norm"] = given.pop("use_qk_l2norm_in_kernel")
-    if not given.pop("state_v_first", False):
+    if not any([given.pop(n, False) for n in ("state_v_first", "transpose_state_layout")]):
         return row.law(**given)
-    o, state = row.law(**given | {"initial_state": _turned(given["initial_state"])})
-    return o, _turned(state)
+    o, state, *rest = row.law(**given | {"initial_state": _turned(given["initial_state"])})
+    return o, _turned(state), *rest
 
 
 def _made(row):

@@ -4,6 +4,8 @@ A function here takes the arguments of its published relatives by name, layouts 
 all already resolved (_functions.py), and returns what they return. Those that only rename are `law`.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -231,6 +233,41 @@ def parallel(compute):
         return o, weights
 
     return with_weights
+
+
+def l2norm(x):
+    x = x.float()
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def preconditioned(q, k, v, g_atk, beta_atk, x, eps, log_atk_scale, g=None, gk=None, gv=None, beta=None,
+                   initial_A_state=None, use_qk_l2norm=True, cu_seqlens=None, output_final_state=False, **a):
+    """R = Diag(e^g) S; S' = R + m (beta (v - R^T k))^T with m = k x^(-r/(1+|r|)), r = log(A' + eps) - scale,
+    A' = e^g_atk A + beta_atk k^2: `hgrn`, then `dplr`, whose erase of S along e^g k is that of R along k."""
+    if gv is not None:
+        raise NotImplementedError("fused_recurrent_precond_gated_delta_rule: there is no decay per value, "
+                                  "`gv`, with a preconditioner; fold it into `gk` or leave it out")
+    if use_qk_l2norm:
+        q, k = l2norm(q).to(q.dtype), l2norm(k)
+    size = k.shape[2:]
+    A, final_A = ops.hgrn((beta_atk[..., None] * k.float().square()).flatten(2),
+                          g_atk[..., None].expand(k.shape).flatten(2), cu_seqlens=cu_seqlens,
+                          initial_state=None if initial_A_state is None else initial_A_state.flatten(1),
+                          output_final_state=output_final_state)
+    center = -0.2 if log_atk_scale is None else torch.as_tensor(log_atk_scale).reshape(-1, 1)
+    r = (A.unflatten(2, size) + eps).log() - center
+    m = k * torch.exp(-math.log(x) * r / (1 + r.abs()))
+    k, m = (y.repeat_interleave(v.shape[2] // k.shape[2], 2) for y in (k, m))
+    decay = sum((gate for gate in (None if g is None else g[..., None], gk) if gate is not None),
+                k.new_zeros(1)).expand(k.shape)
+    beta = beta_or_ones(beta, v)[..., None]
+    o, state = ops.dplr(q, m, beta * v, decay.exp() * k, -beta * m, decay, cu_seqlens=cu_seqlens,
+                        output_final_state=output_final_state, **a)
+    return o, state, final_A if final_A is None else final_A.unflatten(1, size)
+
+
+def preconditioned_kda(g, **a):
+    return preconditioned(gk=g, **a)
 
 
 def rwkv4(w, u, k, v, state):

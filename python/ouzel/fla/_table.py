@@ -166,6 +166,31 @@ ROWS = [
         "chunk_log_linear_attn(q, k, v, g, level_scales, initial_state=None, output_final_state=False, "
         "cu_seqlens=None, scale=1.0)",
         laws.log_linear_attention),
+    Row("precond_gated_delta_rule.chunk",
+        "chunk_precond_gated_delta_rule(q, k, v, g_atk, g, beta_atk, beta, scale=None, initial_state=None, "
+        "initial_A_state=None, output_final_state=False, use_qk_l2norm_in_kernel=True, cu_seqlens=None, "
+        "cu_seqlens_cpu=None, cp_context=None, transpose_state_layout=False, x=1.5, eps=1e-06, "
+        "log_atk_scale=None)",
+        laws.preconditioned),
+    Row("precond_gated_delta_rule.fused_recurrent",
+        "fused_recurrent_precond_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=None, g_atk=None, "
+        "beta_atk=None, scale=None, initial_state=None, initial_A_state=None, output_final_state=False, "
+        "use_qk_l2norm_in_kernel=True, cu_seqlens=None, transpose_state_layout=False, x=1.5, eps=1e-06, "
+        "log_atk_scale=None)",
+        laws.preconditioned),
+    Row("precond_kda.chunk",
+        "chunk_precond_kda(q, k, v, g, g_atk, beta_atk, beta, scale=None, initial_state=None, "
+        "initial_A_state=None, output_final_state=False, use_gate_in_kernel=False, safe_gate=False, "
+        "lower_bound=None, cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None, cp_context=None, "
+        "transpose_state_layout=False, x=1.5, eps=1e-06, log_atk_scale=None, solve_tril_precision=None, "
+        "disable_recompute=False, return_intermediate_states=False, **kwargs)",
+        laws.preconditioned_kda, _RAW_GATE),
+    Row("precond_kda.fused_recurrent",
+        "fused_recurrent_precond_kda(q, k, v, g, g_atk, beta_atk, beta, A_log=None, dt_bias=None, "
+        "scale=None, initial_state=None, initial_A_state=None, output_final_state=False, "
+        "use_qk_l2norm_in_kernel=True, use_gate_in_kernel=False, lower_bound=None, cu_seqlens=None, "
+        "transpose_state_layout=False, x=1.5, eps=1e-06, log_atk_scale=None, **kwargs)",
+        laws.preconditioned_kda),
     Row("rebased.parallel",
         "parallel_rebased(q, k, v, eps=1e-05, use_scale=True, use_normalize=True, return_both=False)",
         laws.rebased),
@@ -257,13 +282,9 @@ ABSENT = (
     "chunk_cyfa",
     "chunk_mesa_net",
     "chunk_momentum_delta_rule",
-    "chunk_precond_gated_delta_rule",
-    "chunk_precond_kda",
     "fused_attnres",
     "fused_recurrent_cyfa",
     "fused_recurrent_momentum_delta_rule",
-    "fused_recurrent_precond_gated_delta_rule",
-    "fused_recurrent_precond_kda",
     "parallel_forgetting_attn",
     "parallel_nsa",
     "parallel_parallax",
