@@ -114,7 +114,7 @@ void ThreadPool::run_all() {
   failed_.store(false, std::memory_order_relaxed);
   const bool alone = workers_.empty() || tasks_ == 1;
   if (!alone) {
-    busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+    inside_.store(0, std::memory_order_release);
     round_.fetch_add(1, std::memory_order_release);
     round_.notify_all();
   }
@@ -122,15 +122,15 @@ void ThreadPool::run_all() {
     FloatMode mode;
     take_tasks(0);
   }
-  for (int spins = 0; !alone && busy_.load(std::memory_order_acquire) != 0;) {
-    ++spins < kSpins ? relax() : wait_for_others();
-  }
+  if (alone) return;
+  // A worker that has not come yet finds the door closed: nobody waits for one that sleeps.
+  inside_.fetch_or(kClosed, std::memory_order_acq_rel);
+  for (int spins = 0; !all_left();) ++spins < kSpins ? relax() : wait_for_others();
 }
 
 void ThreadPool::wait_for_others() {
-  const auto done = [this] { return busy_.load(std::memory_order_acquire) == 0; };
   std::unique_lock lock(mutex_);
-  while (!all_done_.wait_for(lock, kAskWaitingEvery, done)) {
+  while (!all_done_.wait_for(lock, kAskWaitingEvery, [this] { return all_left(); })) {
     if (cancelled_ == nullptr || error_) continue;
     lock.unlock();
     try {
@@ -169,6 +169,14 @@ void ThreadPool::fail(std::exception_ptr error) {
   next_.store(tasks_, std::memory_order_relaxed);
 }
 
+bool ThreadPool::enter() {
+  int inside = inside_.load(std::memory_order_relaxed);
+  while ((inside & kClosed) == 0) {
+    if (inside_.compare_exchange_weak(inside, inside + 1, std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
 void ThreadPool::work(int worker) {
   FloatMode mode;
   std::uint32_t seen = 0;
@@ -180,10 +188,11 @@ void ThreadPool::work(int worker) {
         round_.wait(seen, std::memory_order_acquire);
       }
     }
-    ++seen;
+    seen = round_.load(std::memory_order_acquire);
     if (stop_.load(std::memory_order_relaxed)) return;
+    if (!enter()) continue;
     take_tasks(worker);
-    if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    if (inside_.fetch_sub(1, std::memory_order_acq_rel) == (kClosed | 1)) {
       const std::lock_guard lock(mutex_);
       all_done_.notify_one();
     }

@@ -72,6 +72,8 @@ class ThreadPool {
   class Watch;
   void run_all();
   void work(int worker);
+  bool enter();
+  bool all_left() const { return inside_.load(std::memory_order_acquire) == kClosed; }
   void take_tasks(int worker);
   void ask() const;
   void wait_for_others();
@@ -83,11 +85,13 @@ class ThreadPool {
   std::int64_t tasks_ = 0;
   alignas(64) std::atomic<std::int64_t> next_{0};
   alignas(64) std::atomic<std::uint32_t> round_{0};
-  alignas(64) std::atomic<int> busy_{0};
+  // How many workers are in the run, and whether no other may come.
+  static constexpr int kClosed = 1 << 30;
+  alignas(64) std::atomic<int> inside_{kClosed};
   std::atomic<bool> stop_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> running_{false};
-  std::mutex mutex_;  // of error_; whoever waits for busy_ to be 0 holds it
+  std::mutex mutex_;  // of error_; whoever waits for all to leave holds it
   std::condition_variable all_done_;
   std::exception_ptr error_;
   std::vector<std::jthread> workers_;

@@ -7,7 +7,6 @@ NotImplemented sends a call back to the original.
 import torch
 import torch.nn.functional as F
 
-from ouzel import Context
 from ouzel import torch as ops
 
 
@@ -37,15 +36,6 @@ def _bounds(batch, tokens, options):
     return [*begins.flatten().nonzero().flatten().tolist(), batch * tokens]
 
 
-_ONE_THREAD = Context(threads=1)
-
-
-def _context(given, rows):
-    """Where to compute: a few tokens are less work than waking a thread while those of torch, which
-    wait for their next work without sleeping, hold its core."""
-    return _ONE_THREAD if given is None and rows < 8 else given
-
-
 def _sequences(function, tensors, options, *, context, output_final_state=False, **attributes):
     """Calls an operator over [B, T, ...] tensors and an initial state, the packed as one row."""
     batch, tokens = tensors[0].shape[:2]
@@ -56,7 +46,7 @@ def _sequences(function, tensors, options, *, context, output_final_state=False,
         *tensors,
         cu_seqlens=bounds,
         output_final_state=output_final_state,
-        context=_context(context, batch * tokens),
+        context=context,
         **attributes,
     )
     return o.reshape(batch, tokens, *o.shape[2:]), state
@@ -97,7 +87,7 @@ def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activatio
         conv_state,
         output_final_state=True,
         activation=_activation(activation),
-        context=_context(context, len(hidden_states)),
+        context=context,
     )
     conv_state.copy_(state)
     return o.transpose(1, 2)
