@@ -1,6 +1,7 @@
 """Layers of transformers on the CPU: the torch path against ouzel.transformers, in one process.
 
-usage: transformers_layers.py [--layers NAME...] [--tokens N...] [--threads N] [--dtype TYPE] [--repeat N]
+usage: transformers_layers.py [--layers NAME...] [--tokens N...] [--what WHAT...] [--threads N]
+                              [--dtype TYPE] [--repeat N]
 
 For each layer and length: milliseconds of a prefill (forward, no gradients) and of a training step (forward
 and backward), least of the repetitions, which take turns. Both paths share the linear projections, whose time
@@ -66,7 +67,7 @@ def milliseconds(function):
     return 1e3 * (time.perf_counter() - begin)
 
 
-def measure(name, tokens, dtype, repeat, context):
+def measure(name, tokens, what, dtype, repeat, context):
     module, width = layer(name, dtype)
     x = torch.randn(1, tokens, width, dtype=dtype)
     linear = linear_inputs(module, x)
@@ -98,7 +99,9 @@ def measure(name, tokens, dtype, repeat, context):
         with ouzel.transformers.accelerate(module, context=context):
             return milliseconds(function)
 
-    for what, function, alone in (("prefill", prefill, linear_prefill), ("step", step, linear_step)):
+    runs = {"prefill": (prefill, linear_prefill), "step": (step, linear_step)}
+    for kind in what:
+        function, alone = runs[kind]
         best = [float("inf")] * 3
         for i in range(repeat + 1):  # the first warms up
             times = milliseconds(function), ours(function), milliseconds(alone)
@@ -106,7 +109,7 @@ def measure(name, tokens, dtype, repeat, context):
                 best = [min(pair) for pair in zip(best, times)]
         torch_ms, ouzel_ms, linear_ms = best
         print(
-            f"{name:16} {tokens:6} {what:8} {torch_ms:9.1f} {ouzel_ms:9.1f} {torch_ms / ouzel_ms:7.2f}"
+            f"{name:16} {tokens:6} {kind:8} {torch_ms:9.1f} {ouzel_ms:9.1f} {torch_ms / ouzel_ms:7.2f}"
             f" {linear_ms:9.1f} {torch_ms / linear_ms:7.2f}"
             f" {(torch_ms - linear_ms) / max(ouzel_ms - linear_ms, 1e-3):8.1f}",
             flush=True,
@@ -117,6 +120,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
     parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 4096])
+    parser.add_argument("--what", nargs="+", choices=["prefill", "step"], default=["prefill", "step"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--repeat", type=int, default=3)
@@ -129,7 +133,8 @@ def main():
     print("layer            tokens what         torch     ouzel   ratio    linear   bound  between")
     for name in options.layers:
         for tokens in options.tokens:
-            measure(name, tokens, getattr(torch, options.dtype), options.repeat, context)
+            dtype = getattr(torch, options.dtype)
+            measure(name, tokens, options.what, dtype, options.repeat, context)
 
 
 if __name__ == "__main__":
