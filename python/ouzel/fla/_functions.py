@@ -50,6 +50,8 @@ def _resolve_beta(name, given):
     logits, double = (given.pop(n, False) for n in ("use_beta_sigmoid_in_kernel", "allow_neg_eigval"))
     if double and not logits:
         raise ValueError(f"{name}: `allow_neg_eigval=True` requires `use_beta_sigmoid_in_kernel=True`")
+    if logits and given["beta"] is None:
+        raise ValueError(f"{name}: `use_beta_sigmoid_in_kernel=True` requires `beta`, the logits")
     if logits:
         given["beta"] = torch.sigmoid(given["beta"].float()) * (2 if double else 1)
 

@@ -22,6 +22,12 @@ def law(_name, **renamed):
     return compute
 
 
+def shaped(name, x, shape):
+    if x.numel() != math.prod(shape):
+        raise ValueError(f"`{name}` has {x.numel()} numbers; one for each of {tuple(shape)} was expected")
+    return x.float().reshape(shape)
+
+
 def gate(g, A_log=None, dt_bias=None, lower_bound=None, heads=-1):
     """Log decays of raw gates: -e^A softplus(g + bias), or lower_bound sigmoid(e^A (g + bias)).
 
@@ -34,8 +40,8 @@ def gate(g, A_log=None, dt_bias=None, lower_bound=None, heads=-1):
     shape = g.shape[heads:]
     g = g.float()
     if dt_bias is not None:
-        g = g + dt_bias.float().reshape(shape)
-    rate = 1 if A_log is None else A_log.float().exp().reshape(shape[0], *[1] * (len(shape) - 1))
+        g = g + shaped("dt_bias", dt_bias, shape)
+    rate = 1 if A_log is None else shaped("A_log", A_log, (*shape[:1], *[1] * len(shape[1:]))).exp()
     return -rate * F.softplus(g) if lower_bound is None else lower_bound * torch.sigmoid(rate * g)
 
 
