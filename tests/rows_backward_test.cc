@@ -265,7 +265,7 @@ class Rows : public RowSource, public RowAdjoint {
     ASSERT_EQ(columns, p_.kind.values);
     const std::int64_t n = p_.kind.rows_per_token, K = p_.kind.keys, V = p_.kind.values;
     const std::int64_t count = rows.tokens * n;
-    for (std::int64_t i = 0; i < p_.kind.queries; ++i) {
+    for (std::int64_t i = 0; rows.q != nullptr && i < p_.kind.queries; ++i) {
       copy(p_.in.q, i * p_.tokens + first, rows.tokens, K,
            rows.q + i * rows.tokens * rows.key_pitch, rows.key_pitch);
     }

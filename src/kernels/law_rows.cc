@@ -85,6 +85,10 @@ HWY_INLINE void StoreFirst(D d, V x, Float16* p, int64_t n) {
 #endif
 }
 
+// Rows that are fetched ahead: rows of a head are pages apart, where the processor foresees nothing
+// (3 times slower); more than eight would evict each other from the first-level cache.
+constexpr int64_t kRowsAhead = 8;
+
 template <class Element>
 HWY_INLINE void LoadRowsOf(const LoadRowsArgs& a) {
   const hn::ScalableTag<float> d;
@@ -93,6 +97,7 @@ HWY_INLINE void LoadRowsOf(const LoadRowsArgs& a) {
   const auto* from = static_cast<const Element*>(a.from);
   for (int64_t r = 0; r < a.rows; ++r) {
     const Element* x = from + r * a.stride;
+    const Element* ahead = from + HWY_MIN(r + kRowsAhead, a.rows - 1) * a.stride;
     float* to = a.to + r * a.every * a.pitch;
     if (a.pitch == 1) {
       *to = hn::GetLane(hn::Mul(factor, LoadFirst(d, x, 1)));
@@ -100,6 +105,7 @@ HWY_INLINE void LoadRowsOf(const LoadRowsArgs& a) {
     }
     int64_t i = 0;
     for (; i < a.size; i += lanes) {
+      __builtin_prefetch(ahead + i);
       hn::StoreU(hn::Mul(factor, LoadFirst(d, x + i, a.size - i)), d, to + i);
     }
     for (; i < a.pitch; i += lanes) hn::StoreU(hn::Zero(d), d, to + i);
@@ -114,7 +120,18 @@ HWY_INLINE void StoreRowsOf(const StoreRowsArgs& a) {
   for (int64_t r = 0; r < a.rows; ++r) {
     const float* x = a.from + r * a.every * a.pitch;
     Element* to = static_cast<Element*>(a.to) + r * a.stride;
+    if constexpr (sizeof(Element) == sizeof(float)) {
+      if (a.stream) {
+        for (int64_t i = 0; i < a.size; i += lanes) {
+          hn::Stream(hn::Mul(factor, hn::LoadU(d, x + i)), d, to + i);
+        }
+        continue;
+      }
+    }
+    const Element* ahead =
+        static_cast<Element*>(a.to) + HWY_MIN(r + kRowsAhead, a.rows - 1) * a.stride;
     for (int64_t i = 0; i < a.size; i += lanes) {
+      __builtin_prefetch(ahead + i, 1);
       auto y = hn::Mul(factor, load_first(d, x + i, a.size - i));
       if (a.add) y = hn::Add(LoadFirst(d, to + i, a.size - i), y);
       StoreFirst(d, y, to + i, a.size - i);

@@ -35,6 +35,8 @@ struct StoreRowsArgs {
   DType dtype = DType::kF32;
   std::int64_t stride = 0;
   bool add = false;
+  // Past the caches: float32 only, rows are whole cache lines. finish_streams() ends such a task.
+  bool stream = false;
 };
 void store_rows(Isa isa, const StoreRowsArgs& args);
 

@@ -20,26 +20,18 @@ void LawAdjoint::store(LawRole role, const Chunk& c, std::int64_t size, const fl
                        std::int64_t pitch) const {
   const LawTensor& x = grad(role);
   const std::int64_t states = call_.shape().value_heads / x.heads;
-  tensor_rows(x, call_.kind().rows_per_token)
-      .store(c.first, c.tokens, 0, size, 1, state_ % states != 0, from, pitch);
+  LawTensorRows rows = tensor_rows(x, call_.kind().rows_per_token);
+  rows.stream = states == 1 && call_.streams(x);
+  rows.store(c.first, c.tokens, 0, size, 1, state_ % states != 0, from, pitch);
 }
 
 std::int64_t LawAdjoint::lines(std::int64_t first, PrefetchColumn* columns,
                                std::int64_t room) const {
-  const RowsKind& kind = call_.kind();
+  const std::int64_t queries = call_.kind().queries;
   std::int64_t count = 0;
-  for (std::int64_t r = 0; r < kind.queries; ++r) {
-    const std::int64_t output = state_ * kind.queries + r;
-    LawTensorRows{isa_, output_grad_, segment_, output, call_.reverse(), 1}.prefetch(
-        first, 0, kind.values, columns, count, room);
-    LawTensorRows{isa_, grad(kQuery), segment_, call_.shape().query_of(output), call_.reverse(), 1}
-        .prefetch(first, 0, kind.keys, columns, count, room);
-  }
-  for (const LawInput& input : call_.law().inputs) {
-    if (input.name == nullptr) break;
-    const LawTensor& x = grad(input.role);
-    if (!x.present() || x.is_parameter || input.role == kQuery) continue;
-    tensor_rows(x, kind.rows_per_token).prefetch(first, 0, x.size, columns, count, room);
+  for (std::int64_t r = 0; r < queries; ++r) {
+    LawTensorRows{isa_, output_grad_, segment_, state_ * queries + r, call_.reverse(), 1}.prefetch(
+        first, 0, call_.kind().values, columns, count, room);
   }
   return count;
 }
@@ -237,7 +229,8 @@ void LawAdjoint::unpack_queries(const Chunk& c) {
           c.first, c.tokens, 0, kind.keys, 1, x_, pitch);
       norm_adjoint(c.tokens, pitch, call_.scale(), x_, d_q);
     }
-    LawTensorRows{isa_, grad(kQuery), segment_, head, call_.reverse(), 1}.store(
+    const bool streams = sharing == 1 && call_.streams(grad(kQuery));
+    LawTensorRows{isa_, grad(kQuery), segment_, head, call_.reverse(), 1, streams}.store(
         c.first, c.tokens, 0, kind.keys, call_.l2norm() ? 1 : call_.scale(), output % sharing != 0,
         d_q, pitch);
   }

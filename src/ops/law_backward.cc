@@ -9,6 +9,7 @@
 #include "src/base/context_impl.h"
 #include "src/base/half.h"
 #include "src/kernels/law_rows.h"
+#include "src/kernels/recurrence.h"
 #include "src/ops/law_adjoint.h"
 #include "src/ops/law_call.h"
 #include "src/ops/law_source.h"
@@ -163,6 +164,7 @@ void LawBackward::run() {
         run_state(n, state, sums(group, state), source, adjoint, scratch);
       }
     }
+    finish_streams();
   });
   if (collects) add_parameters(groups);
   narrow_shared();

@@ -65,6 +65,9 @@ class LawCall {
   std::int64_t head(const LawTensor& x, std::int64_t state) const {
     return state * x.heads / shape_.value_heads;
   }
+  // Whether what is written to a tensor goes past the caches: if it is larger than they are. Its
+  // rows are then whole cache lines.
+  bool streams(const LawTensor& x) const;
   Segment segment(std::int64_t n) const { return shape_.segment(n); }
   [[noreturn]] void refuse(const std::string& sentence) const;
 

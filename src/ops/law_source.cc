@@ -65,6 +65,7 @@ void LawTensorRows::store(std::int64_t first, std::int64_t tokens, std::int64_t 
   a.dtype = x.dtype;
   a.stride = x.token_stride(reverse);
   a.add = add;
+  a.stream = stream;
   for (std::int64_t row = 0; row < x.rows_per_token; ++row) {
     a.from = from + row * pitch;
     a.to = x.at(segment, first, head, reverse, row, column);
@@ -91,14 +92,7 @@ void LawSource::bind(Isa isa, std::int64_t sequence, std::int64_t state) {
   isa_ = isa;
   segment_ = call_.segment(sequence);
   state_ = state;
-  // Outputs of 8 MiB and more have left the second-level cache before anyone reads them.
-  constexpr std::int64_t kStreamedOutput = std::int64_t{8} << 20, kLine = 16;
-  const RecurrenceShape& s = call_.shape();
-  const std::int64_t floats = s.batch * s.tokens * s.output_heads * s.values;
-  streams_ = o_.present() && stage_ == nullptr && segment_.length > 0 &&
-             floats * static_cast<std::int64_t>(sizeof(float)) >= kStreamedOutput &&
-             o_.size % kLine == 0 && o_.row_stride % kLine == 0 && o_.head_stride % kLine == 0 &&
-             reinterpret_cast<std::uintptr_t>(o_.at(segment_, 0, 0, false)) % 64 == 0;
+  streams_ = stage_ == nullptr && call_.streams(o_);
 }
 
 std::int64_t LawSource::prefetch(std::int64_t first, std::int64_t column, std::int64_t columns,
@@ -139,7 +133,7 @@ void LawSource::load(LawRole role, std::int64_t first, std::int64_t tokens, std:
 
 void LawSource::pack(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows) {
   column_ = column;
-  pack_queries(first, rows);
+  if (rows.q != nullptr) pack_queries(first, rows);
   pack_decays(first, column, columns, rows);
   pack_keys(first, rows);
   pack_values(first, column, columns, rows);

@@ -41,6 +41,7 @@ struct LawTensorRows {
   std::int64_t head;
   bool reverse;
   std::int64_t rows_per_token;  // of the packed rows
+  bool stream = false;          // rows are stored past the caches
 
   // `to` := factor x; rows that x has none for (a decay of every token but several rows) are zeros.
   void load(std::int64_t first, std::int64_t tokens, std::int64_t column, std::int64_t size,

@@ -68,7 +68,7 @@ class RowSource {
   virtual ~RowSource() = default;
   virtual std::int64_t tokens() const = 0;
   // Fills `rows` (its pointers and pitches are set) with tokens [first, first + rows.tokens);
-  // values, gv and c per value of the columns [column, column + columns) only.
+  // values, gv and c per value of the columns [column, column + columns) only. Without q: all else.
   virtual void pack(std::int64_t first, std::int64_t column, std::int64_t columns,
                     LawRows& rows) = 0;
   // Where row `first` of query r's output goes, columns from `column` on, and the stride between

@@ -14,6 +14,7 @@
 #include "src/ops/rows_backward.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "src/kernels/recurrence_block.h"
 #include "src/kernels/rows_backward.h"
@@ -175,7 +176,7 @@ class RowsBackward {
   GateArgs gate_args() const;
   ErasingArgs block_args(std::int64_t first);
   AccumulateArgs accumulate_args() const;
-  void pack(std::int64_t first, std::int64_t tokens);
+  void pack(std::int64_t first, std::int64_t tokens, bool queries);
   void cut_blocks(const float* state, const float* keys, const float* values);
   std::int64_t lines_of(std::int64_t first, bool adjoint);
   void pack_queries(std::int64_t first, std::int64_t tokens);
@@ -224,11 +225,13 @@ ChunkArgs RowsBackward::chunk_args() const {
 }
 
 // Rows of a chunk as the passes want them, but for q and what comes with it.
-void RowsBackward::pack(std::int64_t first, std::int64_t tokens) {
+void RowsBackward::pack(std::int64_t first, std::int64_t tokens, bool queries) {
   rows_ = tokens * kind_.rows_per_token;
   b_.packed.tokens = b_.grads.tokens = tokens;
   b_.folds.rows = rows_;
+  float* q = std::exchange(b_.packed.q, queries ? b_.packed.q : nullptr);
   source_.pack(first, 0, kind_.values, b_.packed);
+  b_.packed.q = q;
   mild_ = !kind_.value_decay;
   if (kind_.decay) {
     const float least = fold_decays(isa_, b_.packed.g, b_.folds);
@@ -394,7 +397,7 @@ SweepArgs RowsBackward::sweep_args() const {
 
 // Through a chunk, from the first of two states to the second.
 void RowsBackward::forward(std::int64_t first, std::int64_t tokens, float* states) {
-  pack(first, tokens);
+  pack(first, tokens, false);
   float* end = states + b_.state_size;
   if (erases_) {
     std::copy_n(states, b_.state_size, end);
@@ -429,7 +432,7 @@ bool RowsBackward::sums_slowly(std::int64_t end) const {
 
 // Back through a chunk, whose states at its begin and end are kept.
 void RowsBackward::backward(std::int64_t first, std::int64_t tokens, float* states) {
-  pack(first, tokens);
+  pack(first, tokens, true);
   pack_queries(first, tokens);
   if (kind_.decay && mild_) {
     GateArgs gates = gate_args();
