@@ -4,8 +4,8 @@
 // Folding: with Lambda_t the running product of decays, S = Lambda * S~ turns S_t = d_t S_(t-1) +
 // k_t v_t^T into S~_t = S~_(t-1) + (k_t / Lambda_t) v_t^T: nothing multiplies the state. Gradients
 // G = G~ / Lambda go the same way, and G_t * P_t = G~_t * P~_t. Before Lambda falls below 2^-60 in
-// one of a group of keys, S~ is multiplied by it (by 0 where a decay is 0, even over NaN) and
-// Lambda begins anew at 1: a fold. Chunks begin with Lambda = 1.
+// one of the keys, S~ is multiplied by it (by 0 where a decay is 0, even over NaN) and Lambda
+// begins anew at 1: a fold. Chunks begin with Lambda = 1.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,18 @@
 
 namespace ouzel {
 
-// Keys of a tile in key lanes.
+// Keys are padded to multiples of this.
 inline constexpr std::int64_t kKeyGroup = 32;
-// States in key lanes are tiles, [values / 8][groups][8][32].
-inline constexpr std::int64_t kValueTile = 8;
-inline constexpr std::int64_t kStateTile = kValueTile * kKeyGroup;
-// States in value lanes are slabs, [values / 32][32 groups][32].
+// A tile in key lanes, at most. States in key lanes are [values][keys].
+inline constexpr std::int64_t kTileValues = 8;
+inline constexpr std::int64_t kTileKeys = 32;
+// States in value lanes are slabs, [values / 32][keys][32].
 inline constexpr std::int64_t kValueSlab = 32;
-// Rows of a block of the sweeps: P~ of a tile of values and keys then fits the first-level cache.
-inline constexpr std::int64_t kSweepBlock = 16;
+// Rows of a block of the sweeps where gates' gradients are summed directly: P~ of a tile then fits
+// the first-level cache.
+inline constexpr std::int64_t kHistoryBlock = 16;
+// Rows over which gates' gradients are summed from those of rows.
+inline constexpr std::int64_t kGateBlock = 32;
 // Rows of a block in value lanes.
 inline constexpr std::int64_t kRowBlock = 4;
 
@@ -34,13 +37,14 @@ inline constexpr std::int64_t kRowBlock = 4;
 // Decays of a chunk.
 struct Folds {
   bool per_key = false;
-  std::int64_t groups = 0, rows = 0;  // groups: 1 unless per key
-  std::int64_t pitch = 0;             // key_pitch, or 32 equal numbers
-  float* lambda = nullptr;            // [rows + 1][pitch]: before row t, and at last
-  float* inverse = nullptr;           // [rows + 1][pitch]: 1 / lambda
-  float* factor = nullptr;            // [rows][pitch]: what a fold multiplies by
-  std::uint8_t* fold = nullptr;       // [groups][rows]: whether S~ is folded before the row
-  float* total = nullptr;             // [pitch]: the sum of log decays
+  std::int64_t rows = 0;
+  std::int64_t width = 0;        // of keys, or 32 equal numbers
+  std::int64_t pitch = 0;        // key_pitch, or 32
+  float* lambda = nullptr;       // [rows + 1][pitch]: before row t, and at last
+  float* inverse = nullptr;      // [rows + 1][pitch]: 1 / lambda
+  float* factor = nullptr;       // [rows][pitch]: what a fold multiplies by
+  std::uint8_t* fold = nullptr;  // [rows]: whether S~ is folded before the row
+  float* total = nullptr;        // [pitch]: the sum of log decays
 };
 // g: [rows], or [rows][pitch]. Returns the least of them.
 float fold_decays(Isa isa, const float* g, const Folds& folds);
@@ -64,20 +68,17 @@ void sum_keys(Isa isa, const FoldRowsArgs& args, const float* in, float* out);
 void exponentials(Isa isa, std::int64_t count, const float* x, float* y);
 
 // Gradients of log decays from those of rows, where every decay of the chunk is mild: with R the
-// row sums of G * S after its last row, row by row from there, R += q * dq - k * dk - b * db + e *
-// de, each at its place, is R before the row, and dg at the row's decay. Exact in real numbers; in
-// float it is off by 3e-6 at gates of -1, and has no digits at -20.
+// row sums of G * S after the last row of a block of 32, row by row from there, R += q * dq - k *
+// dk - b * db + e * de, each at its place, is R before the row, and dg at the row's decay. Exact in
+// real numbers; in float it is off by 3e-6 at gates of -1, and has no digits at -20.
 struct GateArgs {
-  std::int64_t rows = 0, groups = 0, value_tiles = 0, pitch = 0, queries = 1, every = 1;
-  bool before = false;           // as for the sweeps
-  const float* state = nullptr;  // tiles: S and G after the last row
-  const float* grad = nullptr;
+  std::int64_t rows = 0, keys = 0, pitch = 0, queries = 1, every = 1;
+  bool before = false;                                                 // as for the sweeps
+  const float* sums = nullptr;                                         // [blocks][pitch]: R
   const float *q = nullptr, *k = nullptr, *e = nullptr, *b = nullptr;  // [rows][pitch], or null
   const float *dq = nullptr, *dk = nullptr, *de = nullptr, *db = nullptr;
-  float* sums = nullptr;  // [32 groups]: R
-  float* dg = nullptr;    // [rows][pitch]
+  float* dg = nullptr;  // [rows][pitch]
 };
-void gate_sums(Isa isa, const GateArgs& args);
 void gate_grads(Isa isa, const GateArgs& args);
 
 // What the bonus adds: o_t += (q_t . (u * k_t)) v_t, its gradients to dq, dk, dv and du, rows of
@@ -93,15 +94,13 @@ void bonus_grads(Isa isa, const BonusArgs& args);
 // What the passes over a chunk have in common. Rows of keys are folded.
 struct ChunkArgs {
   std::int64_t rows = 0;
-  std::int64_t groups = 0;  // of 32 keys
-  std::int64_t tiles = 0;   // of 8 values
+  std::int64_t keys = 0, values = 0;  // up to multiples of 32 and of 8
   std::int64_t key_pitch = 0, value_pitch = 0;
   std::int64_t queries = 1;
-  const Folds* folds = nullptr;  // null: no decay of keys
-  // [groups of the folds, or 1][rows]: rows where a tile decays.
-  const std::uint8_t* marks = nullptr;
-  const float* value_decay = nullptr;  // e^gv, or null
-  bool before = false;                 // q or, if there is an erase, e reads S_(t-1)
+  const Folds* folds = nullptr;         // null: no decay of keys
+  const std::uint8_t* marks = nullptr;  // [rows]: where the state decays
+  const float* value_decay = nullptr;   // e^gv, or null
+  bool before = false;                  // q or, if there is an erase, e reads S_(t-1)
 };
 
 struct SweepArgs : ChunkArgs {
@@ -113,19 +112,22 @@ struct SweepArgs : ChunkArgs {
   const float* write = nullptr;        // what is written with k: v, or v - c * r
   const float* read = nullptr;         // r
   const float* read_grad = nullptr;    // its gradient
-  const float* state = nullptr;        // tiles: S at the begin of the chunk
-  const float* grad = nullptr;         // tiles: G at its end
+  const float* state = nullptr;        // in key lanes: S at the begin of the chunk
+  const float* state_end = nullptr;    // ... and at its end, for gate_sums
+  const float* grad = nullptr;         // in key lanes: G at its end
   float* grad_out = nullptr;           // G at its begin; may be `grad`
   float* dq = nullptr;                 // like q: sums, to be unfolded
   float* dk = nullptr;
   float* de = nullptr;
   float* db = nullptr;
-  float* dg = nullptr;       // null: not wanted
-  float* dv = nullptr;       // without erase
-  float* dgv = nullptr;      // with value_decay
-  float* states = nullptr;   // [blocks of rows] states, scratch; null: dg and dgv are not wanted
+  float* dv = nullptr;  // without erase
+  // Gradients of gates: direct sums dg, and with value_decay dgv; or, of mild decays, the sums that
+  // gate_grads begins with.
+  float* dg = nullptr;
+  float* dgv = nullptr;
+  float* gate_sums = nullptr;
+  float* states = nullptr;   // [blocks of rows] states, scratch; null: without decays
   float* history = nullptr;  // [16][8][32], scratch
-  float* partial = nullptr;  // [2][16][8][16], scratch
   // Lines that are brought into the second-level cache meanwhile, a column a tile.
   const PrefetchColumn* prefetch = nullptr;
   std::int64_t prefetch_count = 0;
@@ -141,7 +143,7 @@ struct AccumulateArgs : ChunkArgs {
   std::int64_t writes = 1;
   const float* x = nullptr;      // [writes][rows]
   const float* a = nullptr;      // [writes][rows]
-  const float* state = nullptr;  // tiles: S before
+  const float* state = nullptr;  // in key lanes: S before
   float* state_out = nullptr;    // and after; may be `state`
   float* low = nullptr;
   const PrefetchColumn* prefetch = nullptr;
@@ -180,8 +182,8 @@ void block_products(Isa isa, const ErasingArgs& args);
 void block_forward(Isa isa, const ErasingArgs& args);
 void block_backward(Isa isa, const ErasingArgs& args);
 
-// Slabs as tiles.
-void tiles_from_slabs(Isa isa, std::int64_t groups, std::int64_t value_tiles, const float* slabs,
-                      float* tiles);
+// States in value lanes, in key lanes.
+void transpose_slabs(Isa isa, std::int64_t keys, std::int64_t values, const float* slabs,
+                     float* transposed);
 
 }  // namespace ouzel

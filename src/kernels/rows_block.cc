@@ -11,7 +11,6 @@
 // After targets.h.
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "src/kernels/reset-inl.h"
 #include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -42,21 +41,17 @@ void read_block(const ErasingArgs& a, const float* x, std::int64_t row, const fl
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(d);
     }
-    for (std::int64_t group = 0; group < a.groups; ++group) {
-      const float* keys = x + row * a.key_pitch + group * kKeyGroup;
-      const float* s = slab + group * kKeyGroup * kValueSlab + c;
-      for (std::int64_t k = 0; k < kKeyGroup; ++k) {
-        V state[kVectors];
+    const float* keys = x + row * pitch;
+    const float* s = slab + c;
+    for (std::int64_t k = 0; k < a.keys; ++k, s += kValueSlab) {
+      V state[kVectors];
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) state[j] = hn::Load(d, s + j * kLanes);
+      OUZEL_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const V key = hn::Set(d, keys[i * pitch + k]);
         OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          state[j] = hn::Load(d, s + k * kValueSlab + j * kLanes);
-        }
-        OUZEL_UNROLL
-        for (int i = 0; i < kRows; ++i) {
-          const V key = hn::Set(d, keys[i * pitch + k]);
-          OUZEL_UNROLL
-          for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(key, state[j], sum[i][j]);
-        }
+        for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(key, state[j], sum[i][j]);
       }
     }
     OUZEL_UNROLL
@@ -82,55 +77,50 @@ void write_block(const ErasingArgs& a, const float* x, std::int64_t row, const f
       for (int j = 0; j < kVectors; ++j)
         value[i][j] = hn::Load(d, y + i * y_pitch + c + j * kLanes);
     }
-    for (std::int64_t group = 0; group < a.groups; ++group) {
-      const float* keys = x + row * a.key_pitch + group * kKeyGroup;
-      float* s = slab + group * kKeyGroup * kValueSlab + c;
-      for (std::int64_t k = 0; k < kKeyGroup; ++k) {
-        V state[kVectors];
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          state[j] = hn::Load(d, s + k * kValueSlab + j * kLanes);
-          if constexpr (kScale) {
-            const V f = hn::Set(d, factor[group * kKeyGroup + k]);
-            state[j] = hn::IfThenElseZero(is_kept(d, f), hn::Mul(state[j], f));
-          }
-        }
-        OUZEL_UNROLL
-        for (int i = 0; i < kRows; ++i) {
-          const V key = hn::Set(d, keys[i * pitch + k]);
-          OUZEL_UNROLL
-          for (int j = 0; j < kVectors; ++j) {
-            state[j] = hn::MulAdd(key, value[i][j], state[j]);
-          }
-        }
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          hn::Store(state[j], d, s + k * kValueSlab + j * kLanes);
+    const float* keys = x + row * pitch;
+    float* s = slab + c;
+    for (std::int64_t k = 0; k < a.keys; ++k, s += kValueSlab) {
+      V state[kVectors];
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        state[j] = hn::Load(d, s + j * kLanes);
+        if constexpr (kScale) {
+          const V f = hn::Set(d, factor[k]);
+          state[j] = hn::IfThenElseZero(hn::Ne(f, hn::Zero(d)), hn::Mul(state[j], f));
         }
       }
+      OUZEL_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const V key = hn::Set(d, keys[i * pitch + k]);
+        OUZEL_UNROLL
+        for (int j = 0; j < kVectors; ++j) state[j] = hn::MulAdd(key, value[i][j], state[j]);
+      }
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) hn::Store(state[j], d, s + j * kLanes);
     }
   }
 }
 
-// S~ times the factors of keys (null: 1) and of values (null: 1); where one is 0, 0.
-void scale_keys(const float* factor, std::int64_t group_pitch, std::int64_t groups, float* slab) {
+// S~ times the factors of keys; where one is 0, 0.
+void scale_keys(const Folds& folds, const float* factor, std::int64_t keys, float* slab) {
   const D d;
-  for (std::int64_t key = 0; key < groups * kKeyGroup; ++key) {
-    const float f = factor[key / kKeyGroup * group_pitch + key % kKeyGroup];
+  for (std::int64_t key = 0; key < keys; ++key, slab += kValueSlab) {
+    const float f = factor[folds.per_key ? key : 0];
     if (f == 1.0f) continue;
     for (std::int64_t c = 0; c < kValueSlab; c += kLanes) {
-      float* s = slab + key * kValueSlab + c;
-      hn::Store(f == 0.0f ? hn::Zero(d) : hn::Mul(hn::Load(d, s), hn::Set(d, f)), d, s);
+      hn::Store(f == 0.0f ? hn::Zero(d) : hn::Mul(hn::Load(d, slab + c), hn::Set(d, f)), d,
+                slab + c);
     }
   }
 }
 
-void scale_values(const float* factor, std::int64_t groups, float* slab) {
+// S~ times the factors of values; where one is 0, 0.
+void scale_values(const float* factor, std::int64_t keys, float* slab) {
   const D d;
   for (std::int64_t c = 0; c < kValueSlab; c += kLanes) {
     const V f = hn::Load(d, factor + c);
-    const auto kept = is_kept(d, f);
-    for (std::int64_t key = 0; key < groups * kKeyGroup; ++key) {
+    const auto kept = hn::Ne(f, hn::Zero(d));
+    for (std::int64_t key = 0; key < keys; ++key) {
       float* s = slab + key * kValueSlab + c;
       hn::Store(hn::IfThenElseZero(kept, hn::Mul(hn::Load(d, s), f)), d, s);
     }
@@ -138,25 +128,18 @@ void scale_values(const float* factor, std::int64_t groups, float* slab) {
 }
 
 void decay(const ErasingArgs& a, std::int64_t row, std::int64_t column, float* slab) {
-  if (a.folds != nullptr) {
-    const Folds& f = *a.folds;
-    for (std::int64_t group = 0; group < a.groups; ++group) {
-      const std::int64_t of = f.per_key ? group : 0;
-      if (!f.fold[of * f.rows + row]) continue;
-      scale_keys(f.factor + row * f.pitch + of * kKeyGroup, 0, 1,
-                 slab + group * kKeyGroup * kValueSlab);
-    }
+  if (a.folds != nullptr && a.folds->fold[row]) {
+    scale_keys(*a.folds, a.folds->factor + row * a.folds->pitch, a.keys, slab);
   }
   if (a.value_decay != nullptr) {
-    scale_values(a.value_decay + row * a.value_pitch + column, a.groups, slab);
+    scale_values(a.value_decay + row * a.value_pitch + column, a.keys, slab);
   }
 }
 
 // From Lambda = 1 at a chunk's begin to S itself at its end, or into G~ from G at its end.
 void leave(const ErasingArgs& a, float* slab) {
   if (a.folds == nullptr) return;
-  const Folds& f = *a.folds;
-  scale_keys(f.lambda + f.rows * f.pitch, f.per_key ? kKeyGroup : 0, a.groups, slab);
+  scale_keys(*a.folds, a.folds->lambda + a.folds->rows * a.folds->pitch, a.keys, slab);
 }
 
 // y += x a.
@@ -286,11 +269,8 @@ void backward(const ErasingArgs& a, std::int64_t row, std::int64_t column, float
 
 // A fold before a row, of the vector of keys from `key` on; null: none.
 HWY_INLINE const float* fold_of(const ErasingArgs& a, std::int64_t row, std::int64_t key) {
-  if (a.folds == nullptr) return nullptr;
-  const Folds& f = *a.folds;
-  const std::int64_t group = f.per_key ? key / kKeyGroup : 0;
-  if (!f.fold[group * f.rows + row]) return nullptr;
-  return f.factor + row * f.pitch + (f.per_key ? key : 0);
+  if (a.folds == nullptr || !a.folds->fold[row]) return nullptr;
+  return a.folds->factor + row * a.folds->pitch + (a.folds->per_key ? key : 0);
 }
 
 // The inner products of x with the rows of y that stand before it in the block, and with its own;
@@ -303,7 +283,7 @@ void products(const ErasingArgs& a, const float* x, const float* y, bool after, 
     V sums[kRowBlock];
     OUZEL_UNROLL
     for (int i = 0; i < kRowBlock; ++i) sums[i] = hn::Zero(d);
-    for (std::int64_t key = 0; key < a.groups * kKeyGroup; key += kLanes) {
+    for (std::int64_t key = 0; key < a.keys; key += kLanes) {
       V row = hn::Load(d, x + t * a.key_pitch + key);
       for (std::int64_t i = t; i >= begin; --i) {
         if (i < t && (after || i + 1 < t)) {
@@ -323,7 +303,7 @@ void products(const ErasingArgs& a, const float* x, const float* y, bool after, 
 void fold_block(const ErasingArgs& a, std::int64_t begin) {
   const D d;
   const std::int64_t query = a.rows * a.key_pitch;
-  for (std::int64_t key = 0; key < a.groups * kKeyGroup; key += kLanes) {
+  for (std::int64_t key = 0; key < a.keys; key += kLanes) {
     const auto scaled = [&](V product, const float* from, float* to, std::int64_t t) HWY_ATTR {
       if (from == nullptr) return;
       const std::int64_t at = t * a.key_pitch + key;
@@ -369,8 +349,8 @@ void BlockProducts(const ErasingArgs& a) {
 }
 
 void BlockForward(const ErasingArgs& a) {
-  for (std::int64_t i = 0; i < padded(a.tiles * kValueTile, kValueSlab) / kValueSlab; ++i) {
-    float* slab = a.state + i * a.groups * kKeyGroup * kValueSlab;
+  for (std::int64_t i = 0; i < padded(a.values, kValueSlab) / kValueSlab; ++i) {
+    float* slab = a.state + i * a.keys * kValueSlab;
     for (std::int64_t t = 0, end; t < a.rows; t = end) {
       for (end = t + 1; !a.first[end];) ++end;
       end - t == kRowBlock ? forward<kRowBlock>(a, t, i * kValueSlab, slab)
@@ -381,8 +361,8 @@ void BlockForward(const ErasingArgs& a) {
 }
 
 void BlockBackward(const ErasingArgs& a) {
-  for (std::int64_t i = 0; i < padded(a.tiles * kValueTile, kValueSlab) / kValueSlab; ++i) {
-    float* slab = a.state + i * a.groups * kKeyGroup * kValueSlab;
+  for (std::int64_t i = 0; i < padded(a.values, kValueSlab) / kValueSlab; ++i) {
+    float* slab = a.state + i * a.keys * kValueSlab;
     leave(a, slab);
     for (std::int64_t t = a.rows, begin; t > 0; t = begin) {
       for (begin = t - 1; !a.first[begin];) --begin;
@@ -392,19 +372,31 @@ void BlockBackward(const ErasingArgs& a) {
   }
 }
 
-void TilesFromSlabs(std::int64_t groups, std::int64_t value_tiles, const float* slabs,
-                    float* tiles) {
-  for (std::int64_t tile = 0; tile < value_tiles; ++tile) {
-    for (std::int64_t group = 0; group < groups; ++group, tiles += kStateTile) {
-      const float* slab =
-          slabs + ((tile * kValueTile / kValueSlab * groups + group) * kKeyGroup) * kValueSlab +
-          tile * kValueTile % kValueSlab;
-      for (std::int64_t i = 0; i < kValueTile; ++i) {
-        for (std::int64_t k = 0; k < kKeyGroup; ++k) {
-          tiles[i * kKeyGroup + k] = slab[k * kValueSlab + i];
-        }
-      }
+void TransposeSlabs(std::int64_t keys, std::int64_t values, const float* slabs, float* transposed) {
+  for (std::int64_t value = 0; value < values; value += 4) {
+    const float* slab = slabs + value / kValueSlab * keys * kValueSlab + value % kValueSlab;
+    float* to = transposed + value * keys;
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+    const hn::CappedTag<float, 4> d4;
+    const hn::Repartition<double, decltype(d4)> d64;
+    for (std::int64_t key = 0; key < keys; key += 4) {
+      const auto at = [&](std::int64_t i)
+                          HWY_ATTR { return hn::Load(d4, slab + (key + i) * kValueSlab); };
+      const auto a = at(0), b = at(1), c = at(2), e = at(3);
+      const auto ab = hn::BitCast(d64, hn::InterleaveLower(d4, a, b));
+      const auto ce = hn::BitCast(d64, hn::InterleaveLower(d4, c, e));
+      hn::Store(hn::BitCast(d4, hn::InterleaveLower(d64, ab, ce)), d4, to + key);
+      hn::Store(hn::BitCast(d4, hn::InterleaveUpper(d64, ab, ce)), d4, to + keys + key);
+      const auto ab2 = hn::BitCast(d64, hn::InterleaveUpper(d4, a, b));
+      const auto ce2 = hn::BitCast(d64, hn::InterleaveUpper(d4, c, e));
+      hn::Store(hn::BitCast(d4, hn::InterleaveLower(d64, ab2, ce2)), d4, to + 2 * keys + key);
+      hn::Store(hn::BitCast(d4, hn::InterleaveUpper(d64, ab2, ce2)), d4, to + 3 * keys + key);
     }
+#else
+    for (std::int64_t i = 0; i < 4; ++i) {
+      for (std::int64_t key = 0; key < keys; ++key) to[i * keys + key] = slab[key * kValueSlab + i];
+    }
+#endif
   }
 }
 
@@ -418,13 +410,13 @@ namespace ouzel {
 HWY_EXPORT(BlockProducts);
 HWY_EXPORT(BlockForward);
 HWY_EXPORT(BlockBackward);
-HWY_EXPORT(TilesFromSlabs);
+HWY_EXPORT(TransposeSlabs);
 void block_products(Isa isa, const ErasingArgs& args) { OUZEL_DISPATCH(isa, BlockProducts)(args); }
 void block_forward(Isa isa, const ErasingArgs& args) { OUZEL_DISPATCH(isa, BlockForward)(args); }
 void block_backward(Isa isa, const ErasingArgs& args) { OUZEL_DISPATCH(isa, BlockBackward)(args); }
-void tiles_from_slabs(Isa isa, std::int64_t groups, std::int64_t value_tiles, const float* slabs,
-                      float* tiles) {
-  OUZEL_DISPATCH(isa, TilesFromSlabs)(groups, value_tiles, slabs, tiles);
+void transpose_slabs(Isa isa, std::int64_t keys, std::int64_t values, const float* slabs,
+                     float* transposed) {
+  OUZEL_DISPATCH(isa, TransposeSlabs)(keys, values, slabs, transposed);
 }
 }  // namespace ouzel
 #endif

@@ -36,51 +36,6 @@ HWY_INLINE V reciprocal(D d, V x) {
 #endif
 }
 
-// Returns the least log decays.
-V fold_group(const float* g, const Folds& f, std::int64_t group) {
-  const D d;
-  const V one = hn::Set(d, 1.0f);
-  const std::int64_t pitch = f.pitch;
-  const auto log_decay = [&](std::int64_t t, std::int64_t i) HWY_ATTR {
-    return f.per_key ? hn::Load(d, g + t * pitch + group * kKeyGroup + i) : hn::Set(d, g[t]);
-  };
-  float *lambda = f.lambda + group * kKeyGroup, *inverse = f.inverse + group * kKeyGroup;
-  float *factor = f.factor + group * kKeyGroup, *total = f.total + group * kKeyGroup;
-  V least = hn::Zero(d);
-  // Sums of logarithms above this make the product: rounded factors would drift, 3e-8 a row, where
-  // a weak decay is the same in every row.
-  V bound = hn::Set(d, -1.0f);
-  for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
-    hn::Store(one, d, lambda + i);
-    hn::Store(one, d, inverse + i);
-    hn::Store(hn::Zero(d), d, total + i);
-  }
-  for (std::int64_t t = 0; t < f.rows; ++t, lambda += pitch, inverse += pitch, factor += pitch) {
-    bool fold = false;
-    for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
-      const V x = log_decay(t, i);
-      least = hn::Min(least, x);
-      const V sum = hn::Add(hn::Load(d, total + i), x);
-      hn::Store(sum, d, total + i);
-      const auto weak = hn::Gt(sum, bound);
-      const V decay = math::exp(d, hn::IfThenElse(weak, sum, x));
-      const V next = hn::IfThenElse(weak, decay, hn::Mul(hn::Load(d, lambda + i), decay));
-      hn::Store(next, d, lambda + pitch + i);
-      hn::Store(reciprocal(d, next), d, inverse + pitch + i);
-      fold = fold || !hn::AllFalse(d, hn::Lt(next, hn::Set(d, kLeast)));
-    }
-    f.fold[group * f.rows + t] = fold;
-    if (!fold) continue;
-    bound = hn::Set(d, 1.0f);  // the product begins anew, the sum does not
-    for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
-      hn::Store(hn::Load(d, lambda + pitch + i), d, factor + i);
-      hn::Store(one, d, lambda + pitch + i);
-      hn::Store(one, d, inverse + pitch + i);
-    }
-  }
-  return least;
-}
-
 // A row times its factor; in null: zeros.
 HWY_INLINE void fold_row(const FoldRowsArgs& a, std::int64_t t, const float* in, float* out) {
   const D d;
@@ -99,11 +54,48 @@ HWY_INLINE void fold_row(const FoldRowsArgs& a, std::int64_t t, const float* in,
 
 }  // namespace
 
-float FoldDecays(const float* g, const Folds& folds) {
+float FoldDecays(const float* g, const Folds& f) {
   const D d;
+  const V one = hn::Set(d, 1.0f);
+  // A decay per head is computed once.
+  const std::int64_t computed = f.per_key ? f.width : kLanes, copies = f.per_key ? kLanes : f.width;
+  const auto fill = [&](V x, float* to) HWY_ATTR {
+    for (std::int64_t i = 0; i < copies; i += kLanes) hn::Store(x, d, to + i);
+  };
+  for (std::int64_t i = 0; i < computed; i += kLanes) {
+    fill(one, f.lambda + i);
+    fill(one, f.inverse + i);
+    fill(hn::Zero(d), f.total + i);
+  }
   V least = hn::Zero(d);
-  for (std::int64_t group = 0; group < folds.groups; ++group) {
-    least = hn::Min(least, fold_group(g, folds, group));
+  // Sums of logarithms above this make the product: rounded factors would drift, 3e-8 a row, where
+  // a weak decay is the same in every row.
+  V bound = hn::Set(d, -1.0f);
+  float *lambda = f.lambda, *inverse = f.inverse, *factor = f.factor;
+  for (std::int64_t t = 0; t < f.rows; ++t, lambda += f.pitch, inverse += f.pitch) {
+    V lowest = one;
+    for (std::int64_t i = 0; i < computed; i += kLanes) {
+      const V x = f.per_key ? hn::Load(d, g + t * f.pitch + i) : hn::Set(d, g[t]);
+      least = hn::Min(least, x);
+      const V sum = hn::Add(hn::Load(d, f.total + i), x);
+      fill(sum, f.total + i);
+      const auto weak = hn::Gt(sum, bound);
+      const V decay = math::exp(d, hn::IfThenElse(weak, sum, x));
+      const V next = hn::IfThenElse(weak, decay, hn::Mul(hn::Load(d, lambda + i), decay));
+      fill(next, lambda + f.pitch + i);
+      fill(reciprocal(d, next), inverse + f.pitch + i);
+      lowest = hn::IfThenElse(hn::Lt(next, lowest), next, lowest);
+    }
+    f.fold[t] = !hn::AllFalse(d, hn::Lt(lowest, hn::Set(d, kLeast)));
+    if (f.fold[t]) {
+      bound = hn::Set(d, 1.0f);  // the product begins anew, the sum does not
+      for (std::int64_t i = 0; i < f.width; i += kLanes) {
+        hn::Store(hn::Load(d, lambda + f.pitch + i), d, factor + i);
+        hn::Store(one, d, lambda + f.pitch + i);
+        hn::Store(one, d, inverse + f.pitch + i);
+      }
+    }
+    factor += f.pitch;
   }
   return hn::GetLane(hn::MinOfLanes(d, least));
 }
@@ -130,34 +122,19 @@ void SumKeys(const FoldRowsArgs& a, const float* in, float* out) {
   }
 }
 
-void GateSums(const GateArgs& a) {
-  const D d;
-  std::fill_n(a.sums, a.groups * kKeyGroup, 0.0f);
-  const float *s = a.state, *g = a.grad;
-  for (std::int64_t tile = 0; tile < a.value_tiles * a.groups; ++tile) {
-    float* sums = a.sums + tile % a.groups * kKeyGroup;
-    for (std::int64_t i = 0; i < kKeyGroup; i += kLanes) {
-      V sum = hn::Load(d, sums + i);
-      for (std::int64_t j = 0; j < kStateTile; j += kKeyGroup) {
-        sum = hn::MulAdd(hn::Load(d, s + i + j), hn::Load(d, g + i + j), sum);
-      }
-      hn::Store(sum, d, sums + i);
-    }
-    s += kStateTile;
-    g += kStateTile;
-  }
-}
-
 void GateGrads(const GateArgs& a) {
   const D d;
   const bool read_before = a.before && a.e == nullptr, erase_before = a.before && a.e != nullptr;
   const std::int64_t tokens = a.rows / a.every;
-  for (std::int64_t i = 0; i < a.groups * kKeyGroup; i += kLanes) {
-    V sum = hn::Load(d, a.sums + i);
+  for (std::int64_t i = 0; i < a.keys; i += kLanes) {
+    V sum = hn::Zero(d);
     const auto product = [&](const float* x, const float* dx, std::int64_t row) HWY_ATTR {
       return hn::Mul(hn::Load(d, x + row * a.pitch + i), hn::Load(d, dx + row * a.pitch + i));
     };
     for (std::int64_t t = a.rows - 1; t >= 0; --t) {
+      if (t + 1 == a.rows || (t + 1) % kGateBlock == 0) {
+        sum = hn::Load(d, a.sums + t / kGateBlock * a.pitch + i);
+      }
       V read = hn::Zero(d);
       for (std::int64_t n = 0; (t + 1) % a.every == 0 && n < a.queries; ++n) {
         read = hn::Add(read, product(a.q, a.dq, n * tokens + t / a.every));
@@ -220,7 +197,6 @@ HWY_EXPORT(FoldDecays);
 HWY_EXPORT(FoldRows);
 HWY_EXPORT(UnfoldRows);
 HWY_EXPORT(SumKeys);
-HWY_EXPORT(GateSums);
 HWY_EXPORT(GateGrads);
 HWY_EXPORT(Exponentials);
 HWY_EXPORT(BonusGrads);
@@ -236,7 +212,6 @@ void unfold_rows(Isa isa, const FoldRowsArgs& args, const float* in, float* out)
 void sum_keys(Isa isa, const FoldRowsArgs& args, const float* in, float* out) {
   OUZEL_DISPATCH(isa, SumKeys)(args, in, out);
 }
-void gate_sums(Isa isa, const GateArgs& args) { OUZEL_DISPATCH(isa, GateSums)(args); }
 void gate_grads(Isa isa, const GateArgs& args) { OUZEL_DISPATCH(isa, GateGrads)(args); }
 void exponentials(Isa isa, std::int64_t count, const float* x, float* y) {
   OUZEL_DISPATCH(isa, Exponentials)(count, x, y);

@@ -18,128 +18,15 @@
 
 #include "src/kernels/recurrence_block.h"
 #include "src/kernels/rows_backward.h"
+#include "src/ops/rows_backward_buffers.h"
 
 namespace ouzel {
 namespace {
 
-// Buffers of a task. Rows as packed, and their gradients.
-struct RowsBuffers {
-  std::int64_t rows = 0, keys = 0, key_pitch = 0, value_pitch = 0;
-  LawRows packed, grads;
-  float* output_grad = nullptr;  // [queries][tokens][value_pitch], or [rows] for rows_per_token > 1
-  float* token_grad = nullptr;   // [queries][tokens][value_pitch], as packed, where they differ
-  Folds folds;
-  float *value_decay = nullptr, *value_total = nullptr;
-  // Folded rows, and sums that are not those of the rows yet, where they differ.
-  float *q = nullptr, *k = nullptr, *e = nullptr, *b = nullptr, *dq = nullptr, *dg = nullptr;
-  float* gate_sums = nullptr;
-  float *written = nullptr, *dr = nullptr;
-  float *ek = nullptr, *eb = nullptr, *qk = nullptr, *qb = nullptr;
-  std::uint8_t *first = nullptr, *folded = nullptr, *marks = nullptr;
-  float *block_q = nullptr, *block_k = nullptr, *block_e = nullptr, *block_b = nullptr,
-        *block_factor = nullptr;
-  float *states = nullptr, *history = nullptr, *partial = nullptr;
-  float *tiles = nullptr, *grad = nullptr, *grad_low = nullptr, *grad_slabs = nullptr;
-  float* low = nullptr;
-  float* kept = nullptr;    // [chunks + 1] states: tiles without erase, else slabs
-  float* erased = nullptr;  // [all rows][value_pitch]: r
-  std::int64_t state_size = 0;
-
-  template <class Memory>
-  RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t tokens);
-};
-
-// Where all log decays per key of a chunk are at least this, gradients of them are summed from
-// those of rows: off by 2e-6. Of a decay per head that sum cancels more: a further sum over tokens
-// (the gradient of Mamba-2's A) would be off by 2.8e-5. Nor in the first chunk, whose states begin
-// at nothing: gradients that are nearly 0 would be noise.
+// Where all log decays of a chunk are at least this, gradients of them are summed from those of
+// rows: off by 2e-6. Not in the first chunk, whose states begin at nothing: gradients that are
+// nearly 0 would be noise.
 constexpr float kMildGate = -0.5f;
-
-std::int64_t chunk_tokens(const RowsKind& kind) {
-  return std::max<std::int64_t>(1, kChunk / kind.rows_per_token);
-}
-
-template <class Memory>
-RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t tokens) {
-  const std::int64_t chunk = chunk_tokens(kind);
-  const std::int64_t chunks = (tokens + chunk - 1) / chunk;
-  rows = chunk * kind.rows_per_token;
-  keys = padded(kind.keys, kKeyGroup);
-  key_pitch = rows_key_pitch(kind.keys);
-  value_pitch = rows_value_pitch(kind.values);
-  const bool erases = kind.erase != EraseKind::kNone, general = kind.erase == EraseKind::kGeneral;
-  const bool decays = kind.decay || kind.value_decay;
-  const auto take = [&](bool wanted, std::int64_t count) {
-    return wanted ? memory.template take<float>(count) : nullptr;
-  };
-  // Of a chunk. Zeros: what lies between the end of a row and its pitch is looked at too.
-  const auto take_rows = [&](bool wanted, std::int64_t count) {
-    float* x = take(wanted, count);
-    if (x != nullptr) std::fill_n(x, count, 0.0f);
-    return x;
-  };
-  for (LawRows* r : {&packed, &grads}) {
-    r->key_pitch = key_pitch;
-    r->value_pitch = value_pitch;
-    r->q = take_rows(true, kind.queries * chunk * key_pitch);
-    r->k = take_rows(true, rows * key_pitch);
-    r->v = take_rows(true, rows * value_pitch);
-    r->g = take_rows(kind.decay, rows * (kind.decay_per_key ? key_pitch : 1));
-    r->gv = take_rows(kind.value_decay, rows * value_pitch);
-    r->e = take_rows(erases, rows * key_pitch);
-    r->b = take_rows(general, rows * key_pitch);
-    r->c = take_rows(erases && !general, rows * (kind.strength_per_value ? value_pitch : 1));
-    r->u = take_rows(kind.bonus, key_pitch);
-  }
-  output_grad = take_rows(true, kind.queries * rows * value_pitch);
-  token_grad = take_rows(kind.rows_per_token > 1, kind.queries * chunk * value_pitch);
-  if (kind.decay) {
-    folds.per_key = kind.decay_per_key;
-    folds.groups = kind.decay_per_key ? keys / kKeyGroup : 1;
-    folds.pitch = kind.decay_per_key ? key_pitch : kKeyGroup;
-    folds.lambda = take(true, (rows + 1) * folds.pitch);
-    folds.inverse = take(true, (rows + 1) * folds.pitch);
-    folds.factor = take(true, rows * folds.pitch);
-    folds.fold = memory.template take<std::uint8_t>(folds.groups * rows);
-    folds.total = take(true, folds.pitch);
-  }
-  value_decay = take(kind.value_decay, rows * value_pitch);
-  value_total = take(kind.value_decay, value_pitch);
-  const bool spread = kind.rows_per_token > 1;
-  q = take_rows(kind.decay || spread, kind.queries * rows * key_pitch);
-  k = take_rows(kind.decay, rows * key_pitch);
-  e = take_rows(kind.decay && erases, rows * key_pitch);
-  b = take_rows(kind.decay && general, rows * key_pitch);
-  dq = take(spread, kind.queries * rows * key_pitch);
-  dg = kind.decay_per_key ? grads.g : take(decays, rows * key_pitch);
-  gate_sums = take(kind.decay, key_pitch);
-  written = take(erases && !general, rows * value_pitch);
-  dr = take(erases, rows * value_pitch);
-  ek = take(erases, rows * kRowBlock);
-  eb = take(general, rows * kRowBlock);
-  qk = take(erases, kind.queries * rows * kRowBlock);
-  qb = take(general, kind.queries * rows * kRowBlock);
-  marks = memory.template take<std::uint8_t>(std::max<std::int64_t>(1, folds.groups) * rows);
-  first = memory.template take<std::uint8_t>(erases ? rows + 1 : 0);
-  folded = memory.template take<std::uint8_t>(erases ? rows : 0);
-  const bool folds_blocks = erases && kind.decay;
-  block_q = take_rows(folds_blocks, kind.queries * rows * key_pitch);
-  for (float** p : {&block_k, &block_e, &block_factor}) {
-    *p = take_rows(folds_blocks, rows * key_pitch);
-  }
-  block_b = take_rows(folds_blocks && general, rows * key_pitch);
-  history = take(decays, kSweepBlock * kStateTile);
-  partial = take(true, 2 * kSweepBlock * kValueTile * 16);
-  state_size = keys * padded(kind.values, kValueSlab);
-  states = take(decays, padded(rows, kSweepBlock) / kSweepBlock * state_size);
-  tiles = take(erases, state_size);
-  grad = take(true, state_size);
-  grad_low = take(!erases, state_size);
-  grad_slabs = take(erases, state_size);
-  low = take(!erases, state_size);
-  kept = take(true, (chunks + 1) * state_size);
-  erased = take(erases, tokens * kind.rows_per_token * value_pitch);
-}
 
 class RowsBackward {
  public:
@@ -157,12 +44,9 @@ class RowsBackward {
            const StateMemory<float>& initial_grad);
 
  private:
-  std::int64_t groups() const { return b_.keys / kKeyGroup; }
-  std::int64_t value_tiles() const { return padded(kind_.values, kValueTile) / kValueTile; }
   // Where element (key, value) of a state stands.
-  std::int64_t in_tiles(std::int64_t key, std::int64_t value) const {
-    const std::int64_t tile = value / kValueTile * groups() + key / kKeyGroup;
-    return tile * kStateTile + value % kValueTile * kKeyGroup + key % kKeyGroup;
+  std::int64_t in_key_lanes(std::int64_t key, std::int64_t value) const {
+    return value * b_.keys + key;
   }
   std::int64_t in_slabs(std::int64_t key, std::int64_t value) const {
     return (value / kValueSlab * b_.keys + key) * kValueSlab + value % kValueSlab;
@@ -212,8 +96,8 @@ FoldRowsArgs RowsBackward::fold_args() const {
 ChunkArgs RowsBackward::chunk_args() const {
   ChunkArgs args;
   args.rows = rows_;
-  args.groups = groups();
-  args.tiles = value_tiles();
+  args.keys = b_.keys;
+  args.values = padded(kind_.values, kTileValues);
   args.key_pitch = b_.key_pitch;
   args.value_pitch = b_.value_pitch;
   args.queries = kind_.queries;
@@ -235,7 +119,7 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens, bool queries) {
   mild_ = !kind_.value_decay;
   if (kind_.decay) {
     const float least = fold_decays(isa_, b_.packed.g, b_.folds);
-    mild_ = mild_ && first > 0 && kind_.decay_per_key && least >= kMildGate;
+    mild_ = mild_ && first > 0 && least >= kMildGate;
   }
   if (kind_.value_decay) {
     exponentials(isa_, rows_ * b_.value_pitch, b_.packed.gv, b_.value_decay);
@@ -245,11 +129,10 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens, bool queries) {
       for (std::int64_t j = 0; j < b_.value_pitch; ++j) b_.value_total[j] += gv[j];
     }
   }
-  const std::int64_t marks = std::max<std::int64_t>(1, b_.folds.groups) * rows_;
   if (kind_.value_decay || !kind_.decay) {
-    std::fill_n(b_.marks, marks, kind_.value_decay);
+    std::fill_n(b_.marks, rows_, kind_.value_decay);
   } else {
-    std::copy_n(b_.folds.fold, marks, b_.marks);
+    std::copy_n(b_.folds.fold, rows_, b_.marks);
   }
   if (kind_.decay) {
     FoldRowsArgs args = fold_args();
@@ -266,11 +149,8 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens, bool queries) {
 // what is written: where there may be one, blocks that are folded are cut into rows.
 void RowsBackward::cut_blocks(const float* state, const float* keys, const float* values) {
   const auto folds = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = 0; kind_.decay && i < b_.folds.groups; ++i) {
-      const std::uint8_t* fold = b_.folds.fold + i * rows_;
-      if (std::find(fold + begin, fold + end, true) != fold + end) return true;
-    }
-    return false;
+    const std::uint8_t* fold = b_.folds.fold;
+    return kind_.decay && std::find(fold + begin, fold + end, true) != fold + end;
   };
   bool finite = true;
   if (folds(0, rows_)) {
@@ -322,8 +202,7 @@ void RowsBackward::pack_queries(std::int64_t first, std::int64_t tokens) {
 GateArgs RowsBackward::gate_args() const {
   GateArgs args;
   args.rows = rows_;
-  args.groups = groups();
-  args.value_tiles = value_tiles();
+  args.keys = b_.keys;
   args.pitch = b_.key_pitch;
   args.queries = kind_.queries;
   args.every = kind_.rows_per_token;
@@ -386,12 +265,15 @@ SweepArgs RowsBackward::sweep_args() const {
   args.dk = b_.grads.k;
   args.de = b_.grads.e;
   args.db = b_.grads.b;
-  args.dg = b_.dg;
   args.dv = erases_ ? nullptr : b_.grads.v;
-  args.dgv = b_.grads.gv;
-  args.states = mild_ ? nullptr : b_.states;
+  if (!mild_) {
+    args.dg = b_.dg;
+    args.dgv = b_.grads.gv;
+  } else if (kind_.decay) {
+    args.gate_sums = b_.gate_sums;
+  }
+  args.states = b_.states;
   args.history = b_.history;
-  args.partial = b_.partial;
   return args;
 }
 
@@ -434,15 +316,9 @@ bool RowsBackward::sums_slowly(std::int64_t end) const {
 void RowsBackward::backward(std::int64_t first, std::int64_t tokens, float* states) {
   pack(first, tokens, true);
   pack_queries(first, tokens);
-  if (kind_.decay && mild_) {
-    GateArgs gates = gate_args();
-    // As tiles, it is still there from the chunk after this one.
-    gates.state = erases_ ? b_.tiles : states + b_.state_size;
-    gates.grad = b_.grad;
-    gate_sums(isa_, gates);
-  }
   SweepArgs sweep = sweep_args();
   sweep.state = states;
+  sweep.state_end = states + b_.state_size;
   if (erases_) {
     cut_blocks(b_.grad_slabs, folded(b_.packed.q, b_.q), b_.output_grad);
     ErasingArgs block = block_args(first);
@@ -456,12 +332,13 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, float* stat
     block.dr = b_.dr;
     block.dc = b_.grads.c;
     block_backward(isa_, block);
-    tiles_from_slabs(isa_, groups(), value_tiles(), states, b_.tiles);
-    sweep.state = b_.tiles;
+    transpose_slabs(isa_, b_.keys, sweep.values, states, b_.transposed);
+    sweep.state = b_.transposed;
+    sweep.state_end = b_.transposed_end;
     sweep.read = block.r;
   }
   const bool slow = sums_slowly(first + tokens);
-  // The state at the chunk's end is not needed any more.
+  // A tile of the state at the chunk's end is not needed any more when its gradient is stored.
   sweep.grad_out = slow ? states + b_.state_size : b_.grad;
   sweep.prefetch = prefetch_;
   sweep.prefetch_count = lines_of(first - chunk_tokens(kind_), true);
@@ -478,6 +355,7 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, float* stat
     accumulate_rows(isa_, args);
   }
   two_parts_ = slow;
+  std::swap(b_.transposed, b_.transposed_end);
   unpack(first);
 }
 
@@ -538,15 +416,15 @@ void RowsBackward::run(const StateMemory<const float>& initial,
   }
   for (std::int64_t key = 0; key < kind_.keys; ++key) {
     for (std::int64_t value = 0; value < kind_.values; ++value) {
-      const std::int64_t tile = in_tiles(key, value), slab = in_slabs(key, value);
+      const std::int64_t lanes = in_key_lanes(key, value), slab = in_slabs(key, value);
       const auto at = [&](const StateMemory<const float>& m) {
         return key * m.row + value * m.column;
       };
-      if (initial.s != nullptr) b_.kept[erases_ ? slab : tile] = initial.s[at(initial)];
-      if (initial.residue != nullptr && !erases_) b_.low[tile] = initial.residue[at(initial)];
+      if (initial.s != nullptr) b_.kept[erases_ ? slab : lanes] = initial.s[at(initial)];
+      if (initial.residue != nullptr && !erases_) b_.low[lanes] = initial.residue[at(initial)];
       if (final_grad.s != nullptr) {
-        b_.grad[tile] = final_grad.s[at(final_grad)];
-        if (erases_) b_.grad_slabs[slab] = b_.grad[tile];
+        b_.grad[lanes] = final_grad.s[at(final_grad)];
+        if (erases_) b_.grad_slabs[slab] = b_.grad[lanes];
       }
     }
   }
@@ -556,7 +434,7 @@ void RowsBackward::run(const StateMemory<const float>& initial,
     check_cancelled();
     forward(t, std::min(chunk, tokens_ - t), states);
   }
-  if (erases_) tiles_from_slabs(isa_, groups(), value_tiles(), states, b_.tiles);
+  if (erases_) transpose_slabs(isa_, b_.keys, chunk_args().values, states, b_.transposed_end);
   for (std::int64_t t = padded(tokens_, chunk) - chunk; t >= 0; t -= chunk) {
     check_cancelled();
     states -= b_.state_size;
@@ -566,7 +444,7 @@ void RowsBackward::run(const StateMemory<const float>& initial,
   for (std::int64_t key = 0; key < kind_.keys; ++key) {
     for (std::int64_t value = 0; value < kind_.values; ++value) {
       initial_grad.s[key * initial_grad.row + value * initial_grad.column] =
-          b_.grad[in_tiles(key, value)];
+          b_.grad[in_key_lanes(key, value)];
     }
   }
 }

@@ -1,0 +1,290 @@
+// A tile of a state in key lanes (rows_backward.h), 8 values x 32 keys in registers, and what
+// a row does to it. Sums over values are sums of vectors; only those over keys go across lanes.
+
+// Per-target include guard.
+#if defined(OUZEL_KERNELS_ROWS_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OUZEL_KERNELS_ROWS_TILE_INL_H_
+#undef OUZEL_KERNELS_ROWS_TILE_INL_H_
+#else
+#define OUZEL_KERNELS_ROWS_TILE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "hwy/highway.h"
+#include "src/kernels/rows_backward.h"
+#include "src/kernels/unroll.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ouzel {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace {
+
+using D = hn::CappedTag<float, 16>;
+using V = hn::Vec<D>;
+constexpr std::int64_t kLanes = HWY_MIN(HWY_LANES(float), 16);
+// 16 of the 32 registers of AVX-512, 8 of the 16 of AVX2. Fewer values of more keys would need
+// fewer sums over lanes, but rows of 64 tokens and 64 keys leave the first-level cache.
+constexpr int kValues = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+constexpr int kVectors = 2;
+constexpr std::int64_t kKeys = kVectors * kLanes;
+
+using Tile = V[kValues][kVectors];
+
+HWY_INLINE void load(D d, const float* from, std::int64_t pitch, Tile& s) {
+  OUZEL_UNROLL
+  for (int i = 0; i < kValues; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Load(d, from + i * pitch + j * kLanes);
+  }
+}
+
+HWY_INLINE void store(D d, const Tile& s, float* to, std::int64_t pitch) {
+  OUZEL_UNROLL
+  for (int i = 0; i < kValues; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) hn::Store(s[i][j], d, to + i * pitch + j * kLanes);
+  }
+}
+
+// S += x a^T.
+HWY_INLINE void write(D d, Tile& s, const float* x, const float* a) {
+  V key[kVectors];
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) key[j] = hn::Load(d, x + j * kLanes);
+  OUZEL_UNROLL
+  for (int i = 0; i < kValues; ++i) {
+    const V value = hn::Set(d, a[i]);
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) s[i][j] = hn::MulAdd(key[j], value, s[i][j]);
+  }
+}
+
+// Where a tile stands: its first key and value.
+struct Place {
+  std::int64_t key, value;
+
+  std::int64_t state(const ChunkArgs& a) const { return value * a.keys + key; }
+};
+
+template <class T>
+HWY_INLINE T* at_or_null(T* x, std::int64_t at) {
+  return x == nullptr ? nullptr : x + at;
+}
+
+alignas(64) constexpr float kZeros[kTileKeys] = {};
+
+// Sums in rows to which all tiles of a column (or line) of tiles add, the first of them to zeros.
+struct Sums {
+  const float* from;
+  float* to;
+  std::int64_t from_pitch, to_pitch;
+
+  Sums(float* sums, std::int64_t at, std::int64_t pitch, bool first)
+      : from(first ? kZeros : at_or_null(sums, at)),
+        to(at_or_null(sums, at)),
+        from_pitch(first ? 0 : pitch),
+        to_pitch(pitch) {}
+};
+
+// Row t of the sums += S a.
+HWY_INLINE void read(D d, const Tile& s, const float* a, const Sums& sums, std::int64_t t) {
+  V sum[kVectors];
+  const float* from = sums.from + t * sums.from_pitch;
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) sum[j] = hn::Load(d, from + j * kLanes);
+  OUZEL_UNROLL
+  for (int i = 0; i < kValues; ++i) {
+    const V value = hn::Set(d, a[i]);
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) sum[j] = hn::MulAdd(s[i][j], value, sum[j]);
+  }
+  float* to = sums.to + t * sums.to_pitch;
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) hn::Store(sum[j], d, to + j * kLanes);
+}
+
+// Row t of the sums += the sums over values of S * other, a tile in memory.
+HWY_INLINE void read_products(D d, const Tile& s, const float* other, std::int64_t pitch,
+                              const Sums& sums, std::int64_t t) {
+  V sum[kVectors];
+  const float* from = sums.from + t * sums.from_pitch;
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) sum[j] = hn::Load(d, from + j * kLanes);
+  OUZEL_UNROLL
+  for (int i = 0; i < kValues; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      sum[j] = hn::MulAdd(s[i][j], hn::Load(d, other + i * pitch + j * kLanes), sum[j]);
+    }
+  }
+  float* to = sums.to + t * sums.to_pitch;
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) hn::Store(sum[j], d, to + j * kLanes);
+}
+
+// 4 numbers := those at `from` + the sums over lanes of x.
+HWY_INLINE void add_lanes(D d, const V* x, const float* from, float* to) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+  // Four vectors become one, a sum of each in every block of four lanes.
+  const auto pair = [&](V a, V b) HWY_ATTR {
+    return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  };
+  const hn::Repartition<double, D> d64;
+  const auto low = hn::BitCast(d64, pair(x[0], x[1])), high = hn::BitCast(d64, pair(x[2], x[3]));
+  const V four = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, low, high)),
+                         hn::BitCast(d, hn::InterleaveUpper(d64, low, high)));
+  const hn::CappedTag<float, 4> d4;
+#if HWY_TARGET == HWY_AVX3
+  const hn::CappedTag<float, 8> d8;
+  const auto half = hn::Add(hn::LowerHalf(d8, four), hn::UpperHalf(d8, four));
+#else
+  const V half = four;
+#endif
+  const auto sum = hn::Add(hn::LowerHalf(d4, half), hn::UpperHalf(d4, half));
+  hn::Store(hn::Add(hn::Load(d4, from), sum), d4, to);
+#else
+  for (int i = 0; i < 4; ++i) to[i] = from[i] + hn::GetLane(hn::SumOfLanes(d, x[i]));
+#endif
+}
+
+// Row t of the sums, a number for each value, += S^T x.
+HWY_INLINE void read_keys(D d, const Tile& s, const float* x, std::int64_t pitch, const Sums& sums,
+                          std::int64_t t) {
+  V sum[kValues];
+  OUZEL_UNROLL
+  for (int i = 0; i < kValues; ++i) {
+    sum[i] = hn::Mul(s[i][0], hn::Load(d, x + i * pitch));
+    OUZEL_UNROLL
+    for (int j = 1; j < kVectors; ++j) {
+      sum[i] = hn::MulAdd(s[i][j], hn::Load(d, x + i * pitch + j * kLanes), sum[i]);
+    }
+  }
+  OUZEL_UNROLL
+  for (int i = 0; i < kValues; i += 4) {
+    add_lanes(d, sum + i, sums.from + t * sums.from_pitch + i, sums.to + t * sums.to_pitch + i);
+  }
+}
+
+// S *= a factor per key; where that is 0, 0.
+HWY_INLINE void multiply_keys(D d, Tile& s, const float* factor) {
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
+    const V f = hn::Load(d, factor + j * kLanes);
+    const auto kept = hn::Ne(f, hn::Zero(d));
+    OUZEL_UNROLL
+    for (int i = 0; i < kValues; ++i) s[i][j] = hn::IfThenElseZero(kept, hn::Mul(s[i][j], f));
+  }
+}
+
+// S *= a factor per value; where that is 0, 0.
+HWY_INLINE void multiply_values(D d, Tile& s, const float* factor) {
+  OUZEL_UNROLL
+  for (int i = 0; i < kValues; ++i) {
+    const V f = hn::Set(d, factor[i]);
+    const auto kept = hn::Ne(f, hn::Zero(d));
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) s[i][j] = hn::IfThenElseZero(kept, hn::Mul(s[i][j], f));
+  }
+}
+
+// Zeros where the factors of a tile's keys, or of its values, are 0.
+HWY_INLINE void drop_keys(D d, Tile& s, const float* factor) {
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
+    const auto kept = hn::Ne(hn::Load(d, factor + j * kLanes), hn::Zero(d));
+    OUZEL_UNROLL
+    for (int i = 0; i < kValues; ++i) s[i][j] = hn::IfThenElseZero(kept, s[i][j]);
+  }
+}
+HWY_INLINE void drop_values(D d, Tile& s, const float* factor) {
+  OUZEL_UNROLL
+  for (int i = 0; i < kValues; ++i) {
+    if (factor[i] != 0.0f) continue;
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Zero(d);
+  }
+}
+
+// What decays a tile: at rows that `at` marks, by a fold's factors where there are, and by those of
+// values.
+struct TileDecay {
+  const std::uint8_t* at;
+  const std::uint8_t* fold = nullptr;
+  const float* factor = nullptr;
+  const float* lambda = nullptr;  // after the last row
+  const float* total = nullptr;
+  const float* values;
+  std::int64_t pitch = 0, value_pitch;
+
+  TileDecay(const ChunkArgs& a, const Place& p)
+      : at(a.marks),
+        values(a.value_decay == nullptr ? nullptr : a.value_decay + p.value),
+        value_pitch(a.value_pitch) {
+    if (a.folds == nullptr) return;
+    const Folds& f = *a.folds;
+    const std::int64_t key = f.per_key ? p.key : 0;
+    pitch = f.pitch;
+    fold = f.fold;
+    factor = f.factor + key;
+    lambda = f.lambda + a.rows * pitch + key;
+    total = f.total + key;
+  }
+  // Of a marked row; null: 1.
+  const float* keys_at(std::int64_t t) const {
+    return fold != nullptr && fold[t] ? factor + t * pitch : nullptr;
+  }
+  const float* values_at(std::int64_t t) const {
+    return values == nullptr ? nullptr : values + t * value_pitch;
+  }
+};
+
+HWY_INLINE void decay_row(D d, Tile& s, const TileDecay& decay, std::int64_t t) {
+  if (const float* f = decay.keys_at(t)) multiply_keys(d, s, f);
+  if (const float* f = decay.values_at(t)) multiply_values(d, s, f);
+}
+
+// A tile's work: all that its loops over rows need beside pointers.
+struct TileJob {
+  Place place;
+  TileDecay decay;
+  PrefetchColumn next;  // the lines it brings near
+
+  template <class Args>
+  TileJob(const Args& a, const Place& p, std::int64_t column)
+      : place(p),
+        decay(a, p),
+        next(column < a.prefetch_count ? a.prefetch[column] : PrefetchColumn{a.state, 0}) {}
+};
+
+// Column by column for the tiles of a pass, evenly spread over them.
+struct Columns {
+  std::int64_t tiles, columns, tile = 0;
+
+  // The next tile's, or one beyond all.
+  std::int64_t next() {
+    const std::int64_t from = tile * columns / tiles;
+    return ++tile * columns / tiles > from ? from : kNone;
+  }
+  static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+};
+
+inline std::int64_t tiles_of(const ChunkArgs& a) { return a.values / kValues * (a.keys / kKeys); }
+
+// body(place) for all tiles, those of the same keys after each other: rows of keys are the longer.
+template <class Body>
+HWY_INLINE void for_tiles(const ChunkArgs& a, Body body) {
+  for (std::int64_t key = 0; key < a.keys; key += kKeys) {
+    for (std::int64_t value = 0; value < a.values; value += kValues) body(Place{key, value});
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace ouzel
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

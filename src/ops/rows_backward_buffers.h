@@ -1,0 +1,127 @@
+// Buffers of a task of the engine's backward (rows_backward.cc).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "src/kernels/rows_backward.h"
+#include "src/ops/rows.h"
+
+namespace ouzel {
+
+// Rows as packed, and their gradients.
+struct RowsBuffers {
+  std::int64_t rows = 0, keys = 0, key_pitch = 0, value_pitch = 0;
+  LawRows packed, grads;
+  float* output_grad = nullptr;  // [queries][tokens][value_pitch], or [rows] for rows_per_token > 1
+  float* token_grad = nullptr;   // [queries][tokens][value_pitch], as packed, where they differ
+  Folds folds;
+  float *value_decay = nullptr, *value_total = nullptr;
+  // Folded rows, and sums that are not those of the rows yet, where they differ.
+  float *q = nullptr, *k = nullptr, *e = nullptr, *b = nullptr, *dq = nullptr, *dg = nullptr;
+  float* gate_sums = nullptr;
+  float *written = nullptr, *dr = nullptr;
+  float *ek = nullptr, *eb = nullptr, *qk = nullptr, *qb = nullptr;
+  std::uint8_t *first = nullptr, *folded = nullptr, *marks = nullptr;
+  float *block_q = nullptr, *block_k = nullptr, *block_e = nullptr, *block_b = nullptr,
+        *block_factor = nullptr;
+  float *states = nullptr, *history = nullptr;
+  float *transposed = nullptr, *transposed_end = nullptr, *grad = nullptr, *grad_low = nullptr,
+        *grad_slabs = nullptr;
+  float* low = nullptr;
+  float* kept = nullptr;    // [chunks + 1] states: in key lanes without erase, else slabs
+  float* erased = nullptr;  // [all rows][value_pitch]: r
+  std::int64_t state_size = 0;
+
+  template <class Memory>
+  RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t tokens);
+};
+
+inline std::int64_t chunk_tokens(const RowsKind& kind) {
+  return std::max<std::int64_t>(1, kChunk / kind.rows_per_token);
+}
+
+template <class Memory>
+RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t tokens) {
+  const std::int64_t chunk = chunk_tokens(kind);
+  const std::int64_t chunks = (tokens + chunk - 1) / chunk;
+  rows = chunk * kind.rows_per_token;
+  keys = padded(kind.keys, kKeyGroup);
+  key_pitch = rows_key_pitch(kind.keys);
+  value_pitch = rows_value_pitch(kind.values);
+  const bool erases = kind.erase != EraseKind::kNone, general = kind.erase == EraseKind::kGeneral;
+  const bool decays = kind.decay || kind.value_decay;
+  const auto take = [&](bool wanted, std::int64_t count) {
+    return wanted ? memory.template take<float>(count) : nullptr;
+  };
+  // Of a chunk. Zeros: what lies between the end of a row and its pitch is looked at too.
+  const auto take_rows = [&](bool wanted, std::int64_t count) {
+    float* x = take(wanted, count);
+    if (x != nullptr) std::fill_n(x, count, 0.0f);
+    return x;
+  };
+  for (LawRows* r : {&packed, &grads}) {
+    r->key_pitch = key_pitch;
+    r->value_pitch = value_pitch;
+    r->q = take_rows(true, kind.queries * chunk * key_pitch);
+    r->k = take_rows(true, rows * key_pitch);
+    r->v = take_rows(true, rows * value_pitch);
+    r->g = take_rows(kind.decay, rows * (kind.decay_per_key ? key_pitch : 1));
+    r->gv = take_rows(kind.value_decay, rows * value_pitch);
+    r->e = take_rows(erases, rows * key_pitch);
+    r->b = take_rows(general, rows * key_pitch);
+    r->c = take_rows(erases && !general, rows * (kind.strength_per_value ? value_pitch : 1));
+    r->u = take_rows(kind.bonus, key_pitch);
+  }
+  output_grad = take_rows(true, kind.queries * rows * value_pitch);
+  token_grad = take_rows(kind.rows_per_token > 1, kind.queries * chunk * value_pitch);
+  if (kind.decay) {
+    folds.per_key = kind.decay_per_key;
+    folds.width = kind.decay_per_key ? keys : kTileKeys;
+    folds.pitch = kind.decay_per_key ? key_pitch : kTileKeys;
+    folds.lambda = take(true, (rows + 1) * folds.pitch);
+    folds.inverse = take(true, (rows + 1) * folds.pitch);
+    folds.factor = take(true, rows * folds.pitch);
+    folds.fold = memory.template take<std::uint8_t>(rows);
+    folds.total = take(true, folds.pitch);
+  }
+  value_decay = take(kind.value_decay, rows * value_pitch);
+  value_total = take(kind.value_decay, value_pitch);
+  const bool spread = kind.rows_per_token > 1;
+  q = take_rows(kind.decay || spread, kind.queries * rows * key_pitch);
+  k = take_rows(kind.decay, rows * key_pitch);
+  e = take_rows(kind.decay && erases, rows * key_pitch);
+  b = take_rows(kind.decay && general, rows * key_pitch);
+  dq = take(spread, kind.queries * rows * key_pitch);
+  dg = kind.decay_per_key ? grads.g : take(decays, rows * key_pitch);
+  const std::int64_t blocks = padded(rows, kHistoryBlock) / kHistoryBlock;
+  gate_sums = take_rows(kind.decay, blocks * key_pitch);
+  written = take(erases && !general, rows * value_pitch);
+  dr = take(erases, rows * value_pitch);
+  ek = take(erases, rows * kRowBlock);
+  eb = take(general, rows * kRowBlock);
+  qk = take(erases, kind.queries * rows * kRowBlock);
+  qb = take(general, kind.queries * rows * kRowBlock);
+  marks = memory.template take<std::uint8_t>(rows);
+  first = memory.template take<std::uint8_t>(erases ? rows + 1 : 0);
+  folded = memory.template take<std::uint8_t>(erases ? rows : 0);
+  const bool folds_blocks = erases && kind.decay;
+  block_q = take_rows(folds_blocks, kind.queries * rows * key_pitch);
+  for (float** p : {&block_k, &block_e, &block_factor}) {
+    *p = take_rows(folds_blocks, rows * key_pitch);
+  }
+  block_b = take_rows(folds_blocks && general, rows * key_pitch);
+  history = take(decays, kHistoryBlock * kTileValues * kTileKeys);
+  state_size = keys * padded(kind.values, kValueSlab);
+  states = take(decays, blocks * state_size);
+  transposed = take(erases, state_size);
+  transposed_end = take(erases, state_size);
+  grad = take(true, state_size);
+  grad_low = take(!erases, state_size);
+  grad_slabs = take(erases, state_size);
+  low = take(!erases, state_size);
+  kept = take(true, (chunks + 1) * state_size);
+  erased = take(erases, tokens * kind.rows_per_token * value_pitch);
+}
+
+}  // namespace ouzel
