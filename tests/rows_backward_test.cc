@@ -346,7 +346,7 @@ Arrays engine(const Problem& p, Isa isa, const StateUse& use) {
   options.poison_scratch = true;
   Context context(options);
   Context::Impl& impl = context.impl();
-  impl.reserve(rows_backward_scratch(p.kind, p.tokens));
+  impl.reserve(rows_backward_scratch(p.kind, p.tokens, false));
   Rows rows(p);
   std::vector<float> state(p.in.state.size()), final_grad(p.final_grad.size());
   std::transform(p.in.state.begin(), p.in.state.end(), state.begin(), narrow);

@@ -174,7 +174,8 @@ struct ErasingArgs : ChunkArgs {
   float* written = nullptr;  // v - c * r, collinear
   float* dv = nullptr;
   float* dr = nullptr;
-  float* dc = nullptr;  // like c
+  float* dc = nullptr;                // like c
+  bool erase_products_stand = false;  // ek and eb are known already
   // Inner products with the block's earlier rows, [rows][4]: e.k, e.b, and [queries] q.k, q.b.
   float *ek = nullptr, *eb = nullptr, *qk = nullptr, *qb = nullptr;
 };

@@ -11,6 +11,7 @@
 // After targets.h.
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "src/kernels/rows_lanes-inl.h"
 #include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -18,106 +19,116 @@ namespace ouzel::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace {
 
-using D = hn::CappedTag<float, 16>;
-using V = hn::Vec<D>;
-constexpr std::int64_t kLanes = HWY_MIN(HWY_LANES(float), 16);
 // Columns of a slab that are held at once: two vectors of AVX-512 or AVX2.
 constexpr int kVectors = 2;
 constexpr std::int64_t kColumns = kVectors * kLanes;
 
-// Values of a block's rows, [4][32].
-using Values = float[kRowBlock][kValueSlab];
-
-// y (+)= S~^T x_t for kRows rows of x.
+// Columns of a block's rows, in registers.
 template <int kRows>
-void read_block(const ErasingArgs& a, const float* x, std::int64_t row, const float* slab,
-                Values& y) {
-  const D d;
+using Values = V[kRows][kVectors];
+
+template <int kRows>
+HWY_INLINE void load(D d, const float* from, std::int64_t pitch, Values<kRows>& x) {
+  OUZEL_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) x[i][j] = hn::Load(d, from + i * pitch + j * kLanes);
+  }
+}
+
+// y += x a, of a row.
+HWY_INLINE void add(D d, float a, const V (&x)[kVectors], V (&y)[kVectors]) {
+  const V factor = hn::Set(d, a);
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) y[j] = hn::MulAdd(factor, x[j], y[j]);
+}
+
+HWY_INLINE void store(D d, const V (&x)[kVectors], float* to) {
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) hn::Store(x[j], d, to + j * kLanes);
+}
+
+// y = S~^T x_t for kRows rows of x.
+template <int kRows>
+HWY_INLINE void read_block(D d, const ErasingArgs& a, const float* x, const float* slab,
+                           Values<kRows>& y) {
   const std::int64_t pitch = a.key_pitch;
-  for (std::int64_t c = 0; c < kValueSlab; c += kColumns) {
-    V sum[kRows][kVectors];
+  OUZEL_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) y[i][j] = hn::Zero(d);
+  }
+  for (std::int64_t k = 0; k < a.keys; ++k, slab += kValueSlab) {
+    V state[kVectors];
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) state[j] = hn::Load(d, slab + j * kLanes);
     OUZEL_UNROLL
     for (int i = 0; i < kRows; ++i) {
+      const V key = hn::Set(d, x[i * pitch + k]);
       OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(d);
-    }
-    const float* keys = x + row * pitch;
-    const float* s = slab + c;
-    for (std::int64_t k = 0; k < a.keys; ++k, s += kValueSlab) {
-      V state[kVectors];
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) state[j] = hn::Load(d, s + j * kLanes);
-      OUZEL_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        const V key = hn::Set(d, keys[i * pitch + k]);
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(key, state[j], sum[i][j]);
-      }
-    }
-    OUZEL_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) hn::Store(sum[i][j], d, y[i] + c + j * kLanes);
+      for (int j = 0; j < kVectors; ++j) y[i][j] = hn::MulAdd(key, state[j], y[i][j]);
     }
   }
 }
 
-// S~ += sum of x_t y_t^T over kRows rows, after S~ *= factor of its keys (kScale); where that is 0,
-// 0.
-template <int kRows, bool kScale>
-void write_block(const ErasingArgs& a, const float* x, std::int64_t row, const float* y,
-                 std::int64_t y_pitch, const float* factor, float* slab) {
-  const D d;
+// S~ += sum of x_t y_t^T over kRows rows, and of x2_t y2_t^T (kTwo), after S~ *= factor of its keys
+// (kScale); where that is 0, 0.
+template <int kRows, bool kTwo, bool kScale>
+HWY_INLINE void write_rows(D d, const ErasingArgs& a, const float* x, const Values<kRows>& y,
+                           const float* x2, const Values<kRows>& y2, const float* factor,
+                           float* slab) {
   const std::int64_t pitch = a.key_pitch;
-  for (std::int64_t c = 0; c < kValueSlab; c += kColumns) {
-    V value[kRows][kVectors];
+  for (std::int64_t k = 0; k < a.keys; ++k, slab += kValueSlab) {
+    V state[kVectors];
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      state[j] = hn::Load(d, slab + j * kLanes);
+      if constexpr (kScale) {
+        const V f = hn::Set(d, factor[k]);
+        state[j] = hn::IfThenElseZero(hn::Ne(f, hn::Zero(d)), hn::Mul(state[j], f));
+      }
+    }
     OUZEL_UNROLL
     for (int i = 0; i < kRows; ++i) {
+      const V key = hn::Set(d, x[i * pitch + k]);
       OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j)
-        value[i][j] = hn::Load(d, y + i * y_pitch + c + j * kLanes);
-    }
-    const float* keys = x + row * pitch;
-    float* s = slab + c;
-    for (std::int64_t k = 0; k < a.keys; ++k, s += kValueSlab) {
-      V state[kVectors];
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        state[j] = hn::Load(d, s + j * kLanes);
-        if constexpr (kScale) {
-          const V f = hn::Set(d, factor[k]);
-          state[j] = hn::IfThenElseZero(hn::Ne(f, hn::Zero(d)), hn::Mul(state[j], f));
-        }
-      }
-      OUZEL_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        const V key = hn::Set(d, keys[i * pitch + k]);
+      for (int j = 0; j < kVectors; ++j) state[j] = hn::MulAdd(key, y[i][j], state[j]);
+      if constexpr (kTwo) {
+        const V second = hn::Set(d, x2[i * pitch + k]);
         OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) state[j] = hn::MulAdd(key, value[i][j], state[j]);
+        for (int j = 0; j < kVectors; ++j) state[j] = hn::MulAdd(second, y2[i][j], state[j]);
       }
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) hn::Store(state[j], d, s + j * kLanes);
     }
+    store(d, state, slab);
   }
 }
 
-// S~ times the factors of keys; where one is 0, 0.
-void scale_keys(const Folds& folds, const float* factor, std::int64_t keys, float* slab) {
+template <int kRows, bool kTwo>
+HWY_INLINE void write_block(D d, const ErasingArgs& a, const float* x, const Values<kRows>& y,
+                            const float* x2, const Values<kRows>& y2, const float* factor,
+                            float* slab) {
+  factor == nullptr ? write_rows<kRows, kTwo, false>(d, a, x, y, x2, y2, nullptr, slab)
+                    : write_rows<kRows, kTwo, true>(d, a, x, y, x2, y2, factor, slab);
+}
+
+// Columns of S~ times the factors of keys; where one is 0, 0.
+void scale_keys(const Folds& folds, const float* factor, std::int64_t keys, std::int64_t columns,
+                float* slab) {
   const D d;
   for (std::int64_t key = 0; key < keys; ++key, slab += kValueSlab) {
     const float f = factor[folds.per_key ? key : 0];
     if (f == 1.0f) continue;
-    for (std::int64_t c = 0; c < kValueSlab; c += kLanes) {
+    for (std::int64_t c = 0; c < columns; c += kLanes) {
       hn::Store(f == 0.0f ? hn::Zero(d) : hn::Mul(hn::Load(d, slab + c), hn::Set(d, f)), d,
                 slab + c);
     }
   }
 }
 
-// S~ times the factors of values; where one is 0, 0.
+// Columns that are held at once times the factors of values; where one is 0, 0.
 void scale_values(const float* factor, std::int64_t keys, float* slab) {
   const D d;
-  for (std::int64_t c = 0; c < kValueSlab; c += kLanes) {
+  for (std::int64_t c = 0; c < kColumns; c += kLanes) {
     const V f = hn::Load(d, factor + c);
     const auto kept = hn::Ne(f, hn::Zero(d));
     for (std::int64_t key = 0; key < keys; ++key) {
@@ -129,7 +140,7 @@ void scale_values(const float* factor, std::int64_t keys, float* slab) {
 
 void decay(const ErasingArgs& a, std::int64_t row, std::int64_t column, float* slab) {
   if (a.folds != nullptr && a.folds->fold[row]) {
-    scale_keys(*a.folds, a.folds->factor + row * a.folds->pitch, a.keys, slab);
+    scale_keys(*a.folds, a.folds->factor + row * a.folds->pitch, a.keys, kColumns, slab);
   }
   if (a.value_decay != nullptr) {
     scale_values(a.value_decay + row * a.value_pitch + column, a.keys, slab);
@@ -139,132 +150,151 @@ void decay(const ErasingArgs& a, std::int64_t row, std::int64_t column, float* s
 // From Lambda = 1 at a chunk's begin to S itself at its end, or into G~ from G at its end.
 void leave(const ErasingArgs& a, float* slab) {
   if (a.folds == nullptr) return;
-  scale_keys(*a.folds, a.folds->lambda + a.folds->rows * a.folds->pitch, a.keys, slab);
+  scale_keys(*a.folds, a.folds->lambda + a.folds->rows * a.folds->pitch, a.keys, kValueSlab, slab);
 }
 
-// y += x a.
-HWY_INLINE void add(float a, const float* x, float* y) {
-  const D d;
-  const V factor = hn::Set(d, a);
-  for (std::int64_t c = 0; c < kValueSlab; c += kLanes) {
-    hn::Store(hn::MulAdd(factor, hn::Load(d, x + c), hn::Load(d, y + c)), d, y + c);
+// out = v - c * r with a number of c per row or per value.
+HWY_INLINE void subtract(D d, const ErasingArgs& a, std::int64_t t, std::int64_t column,
+                         const V (&v)[kVectors], const V (&r)[kVectors], V (&out)[kVectors]) {
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
+    const V c = a.c_per_value ? hn::Load(d, a.c + t * a.value_pitch + column + j * kLanes)
+                              : hn::Set(d, a.c[t]);
+    out[j] = hn::NegMulAdd(c, r[j], v[j]);
   }
-}
-
-// out = v - c * r with a number of c per row or per value; v null: 0.
-HWY_INLINE void subtract(const ErasingArgs& a, std::int64_t t, std::int64_t column, const float* v,
-                         const float* r, float* out) {
-  const D d;
-  for (std::int64_t j = 0; j < kValueSlab; j += kLanes) {
-    const V c =
-        a.c_per_value ? hn::Load(d, a.c + t * a.value_pitch + column + j) : hn::Set(d, a.c[t]);
-    const V x = v == nullptr ? hn::Zero(d) : hn::Load(d, v + j);
-    hn::Store(hn::NegMulAdd(c, hn::Load(d, r + j), x), d, out + j);
-  }
-}
-
-HWY_INLINE void copy(const float* x, float* y) {
-  const D d;
-  for (std::int64_t c = 0; c < kValueSlab; c += kLanes) hn::Store(hn::Load(d, x + c), d, y + c);
 }
 
 // dc = -dv * r, and what was written.
-HWY_INLINE void strengths(const ErasingArgs& a, std::int64_t t, std::int64_t column,
-                          const float* dv) {
-  const D d;
-  const float* r = a.r + t * a.value_pitch + column;
-  subtract(a, t, column, a.v + t * a.value_pitch + column, r,
-           a.written + t * a.value_pitch + column);
-  V sum = hn::Zero(d);
-  for (std::int64_t j = 0; j < kValueSlab; j += kLanes) {
-    const V x = hn::Mul(hn::Load(d, dv + j), hn::Load(d, r + j));
-    if (a.c_per_value) hn::Store(hn::Neg(x), d, a.dc + t * a.value_pitch + column + j);
-    sum = hn::Add(sum, x);
+template <int kRows>
+HWY_INLINE void strengths(D d, const ErasingArgs& a, std::int64_t row, std::int64_t column,
+                          const Values<kRows>& dv) {
+  V sums[kRowBlock];
+  OUZEL_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    const std::int64_t t = row + i, at = t * a.value_pitch + column;
+    V r[kVectors], v[kVectors];
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      r[j] = hn::Load(d, a.r + at + j * kLanes);
+      v[j] = hn::Load(d, a.v + at + j * kLanes);
+    }
+    subtract(d, a, t, column, v, r, v);
+    store(d, v, a.written + at);
+    sums[i] = hn::Zero(d);
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const V x = hn::Neg(hn::Mul(dv[i][j], r[j]));
+      if (a.c_per_value) hn::Store(x, d, a.dc + at + j * kLanes);
+      sums[i] = hn::Add(sums[i], x);
+    }
   }
   if (a.c_per_value) return;
-  a.dc[t] = (column == 0 ? 0.0f : a.dc[t]) - hn::GetLane(hn::SumOfLanes(d, sum));
+  constexpr float kNone[kRowBlock] = {};
+  const float* before = column == 0 ? kNone : a.dc + row;
+  if constexpr (kRows == kRowBlock) {
+    add_lanes(d, sums, before, a.dc + row);
+  } else {
+    a.dc[row] = *before + hn::GetLane(hn::SumOfLanes(d, sums[0]));
+  }
 }
 
 // A block: rows as they stand before its first one, and what it does to the state. With folds
 // within, reads are multiplied by the folds since its begin and writes by those to its end.
 struct Block {
-  std::int64_t row;
   const float *q, *k, *e, *b, *factor;  // factor null: 1
 
-  Block(const ErasingArgs& a, std::int64_t first)
-      : row(first), q(a.q), k(a.k), e(a.e), b(a.b), factor(nullptr) {
-    if (!a.folded[first]) return;
-    q = a.block_q, k = a.block_k, e = a.block_e, b = a.block_b;
-    factor = a.block_factor + first * a.key_pitch;
+  Block(const ErasingArgs& a, std::int64_t row) : q(a.q), k(a.k), e(a.e), b(a.b), factor(nullptr) {
+    if (a.folded[row]) {
+      q = a.block_q, k = a.block_k, e = a.block_e, b = a.block_b;
+      factor = a.block_factor + row * a.key_pitch;
+    }
+    for (const float** x : {&q, &k, &e, &b}) {
+      if (*x != nullptr) *x += row * a.key_pitch;
+    }
   }
 };
 
-template <int kRows>
-HWY_INLINE void write(const ErasingArgs& a, const float* x, std::int64_t row, const float* y,
-                      std::int64_t y_pitch, const float* factor, float* slab) {
-  factor == nullptr ? write_block<kRows, false>(a, x, row, y, y_pitch, nullptr, slab)
-                    : write_block<kRows, true>(a, x, row, y, y_pitch, factor, slab);
-}
-
-template <int kRows>
-void forward(const ErasingArgs& a, std::int64_t row, std::int64_t column, float* slab) {
-  HWY_ALIGN Values r, written;
+template <int kRows, bool kGeneral>
+HWY_NOINLINE void forward(const ErasingArgs& a, std::int64_t row, std::int64_t column,
+                          float* slab) {
+  const D d;
   const Block block(a, row);
+  const std::int64_t at = row * a.value_pitch + column;
   if (kRows == 1 && !a.before) decay(a, row, column, slab);
-  read_block<kRows>(a, block.e, row, slab, r);
+  Values<kRows> r, written;
+  read_block<kRows>(d, a, block.e, slab, r);
+  load<kRows>(d, a.v + at, a.value_pitch, written);
+  OUZEL_UNROLL
   for (int i = 0; i < kRows; ++i) {
     const std::int64_t t = row + i;
+    OUZEL_UNROLL
     for (int j = 0; j < i; ++j) {
-      add(a.ek[t * kRowBlock + j], written[j], r[i]);
-      if (a.b != nullptr) add(a.eb[t * kRowBlock + j], r[j], r[i]);
+      add(d, a.ek[t * kRowBlock + j], written[j], r[i]);
+      if constexpr (kGeneral) add(d, a.eb[t * kRowBlock + j], r[j], r[i]);
     }
-    const float* v = a.v + t * a.value_pitch + column;
-    a.b == nullptr ? subtract(a, t, column, v, r[i], written[i]) : copy(v, written[i]);
-    copy(r[i], a.r + t * a.value_pitch + column);
+    if constexpr (!kGeneral) subtract(d, a, t, column, written[i], r[i], written[i]);
+    store(d, r[i], a.r + t * a.value_pitch + column);
   }
   if (kRows == 1 && a.before) decay(a, row, column, slab);
-  write<kRows>(a, block.k, row, written[0], kValueSlab, block.factor, slab);
-  if (a.b != nullptr) write<kRows>(a, block.b, row, r[0], kValueSlab, nullptr, slab);
+  write_block<kRows, kGeneral>(d, a, block.k, written, block.b, r, block.factor, slab);
 }
 
-template <int kRows>
-void backward(const ErasingArgs& a, std::int64_t row, std::int64_t column, float* slab) {
-  HWY_ALIGN Values dv, dr;
+template <int kRows, bool kGeneral>
+HWY_NOINLINE void backward(const ErasingArgs& a, std::int64_t row, std::int64_t column,
+                           float* slab) {
+  const D d;
   const Block block(a, row);
   const std::int64_t query = a.rows * a.key_pitch, values = a.rows * a.value_pitch;
+  const float* output_grad = a.output_grad + row * a.value_pitch + column;
+  Values<kRows> dv, dr, upstream;
+  read_block<kRows>(d, a, block.k, slab, dv);
+  if constexpr (kGeneral) read_block<kRows>(d, a, block.b, slab, dr);
   // What reaches row i of the block's rows from i on, by the products of their q and e with x_i.
-  const auto later = [&](int i, const float* qx, const float* ex, Values& y) HWY_ATTR {
-    for (int j = i; j < kRows; ++j) {
-      const std::int64_t t = row + j;
-      for (std::int64_t n = 0; n < a.queries; ++n) {
-        add(qx[(n * a.rows + t) * kRowBlock + i],
-            a.output_grad + n * values + t * a.value_pitch + column, y[i]);
+  const auto reach = [&](std::int64_t n) HWY_ATTR {
+    load<kRows>(d, output_grad + n * values, a.value_pitch, upstream);
+    const std::int64_t first = (n * a.rows + row) * kRowBlock;
+    OUZEL_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      OUZEL_UNROLL
+      for (int j = i; j < kRows; ++j) {
+        add(d, a.qk[first + j * kRowBlock + i], upstream[j], dv[i]);
+        if constexpr (kGeneral) add(d, a.qb[first + j * kRowBlock + i], upstream[j], dr[i]);
       }
-      if (j > i) add(ex[t * kRowBlock + i], dr[j], y[i]);
     }
   };
-  read_block<kRows>(a, block.k, row, slab, dv);
-  if (a.b != nullptr) read_block<kRows>(a, block.b, row, slab, dr);
+  for (std::int64_t n = a.queries - 1; n > 0; --n) reach(n);
+  reach(0);
+  OUZEL_UNROLL
   for (int i = kRows - 1; i >= 0; --i) {
     const std::int64_t t = row + i;
-    later(i, a.qk, a.ek, dv);
-    if (a.b != nullptr) {
-      later(i, a.qb, a.eb, dr);
-    } else {
-      subtract(a, t, column, nullptr, dv[i], dr[i]);
+    OUZEL_UNROLL
+    for (int j = i + 1; j < kRows; ++j) {
+      const std::int64_t pair = (row + j) * kRowBlock + i;
+      add(d, a.ek[pair], dr[j], dv[i]);
+      if constexpr (kGeneral) add(d, a.eb[pair], dr[j], dr[i]);
     }
-    copy(dv[i], a.dv + t * a.value_pitch + column);
-    copy(dr[i], a.dr + t * a.value_pitch + column);
-    if (a.b == nullptr) strengths(a, t, column, dv[i]);
+    if constexpr (!kGeneral) {
+      const V zero[kVectors] = {hn::Zero(d), hn::Zero(d)};
+      subtract(d, a, t, column, zero, dv[i], dr[i]);
+    }
+    store(d, dv[i], a.dv + t * a.value_pitch + column);
+    store(d, dr[i], a.dr + t * a.value_pitch + column);
   }
-  for (std::int64_t n = 0; n < a.queries; ++n) {
-    write<kRows>(a, block.q + n * query, row,
-                 a.output_grad + n * values + row * a.value_pitch + column, a.value_pitch,
-                 n == 0 ? block.factor : nullptr, slab);
+  if constexpr (!kGeneral) strengths<kRows>(d, a, row, column, dv);
+  if (kRows > 1) {
+    write_block<kRows, true>(d, a, block.q, upstream, block.e, dr, block.factor, slab);
+  } else {
+    write_block<kRows, false>(d, a, block.q, upstream, nullptr, upstream, block.factor, slab);
   }
-  if (kRows == 1 && a.before) decay(a, row, column, slab);
-  write<kRows>(a, block.e, row, dr[0], kValueSlab, nullptr, slab);
-  if (kRows == 1 && !a.before) decay(a, row, column, slab);
+  for (std::int64_t n = 1; n < a.queries; ++n) {
+    load<kRows>(d, output_grad + n * values, a.value_pitch, upstream);
+    write_block<kRows, false>(d, a, block.q + n * query, upstream, nullptr, upstream, nullptr,
+                              slab);
+  }
+  if (kRows > 1) return;
+  if (a.before) decay(a, row, column, slab);
+  write_block<kRows, false>(d, a, block.e, dr, nullptr, dr, nullptr, slab);
+  if (!a.before) decay(a, row, column, slab);
 }
 
 // A fold before a row, of the vector of keys from `key` on; null: none.
@@ -273,29 +303,47 @@ HWY_INLINE const float* fold_of(const ErasingArgs& a, std::int64_t row, std::int
   return a.folds->factor + row * a.folds->pitch + (a.folds->per_key ? key : 0);
 }
 
-// The inner products of x with the rows of y that stand before it in the block, and with its own;
-// with the folds between, that of x's row only if it is `after` that.
-void products(const ErasingArgs& a, const float* x, const float* y, bool after, float* out) {
+// The inner products of the rows x of a block with those of y that stand before them, and with
+// their own; with the folds between, that of x's row only if it is `after` that.
+template <int kRows>
+HWY_INLINE void block_products(const ErasingArgs& a, const float* x, const float* y,
+                               std::int64_t begin, bool after, float* out) {
   const D d;
-  std::int64_t begin = 0;
-  for (std::int64_t t = 0; t < a.rows; ++t) {
-    if (a.first[t]) begin = t;
-    V sums[kRowBlock];
+  V sums[kRows][kRowBlock];
+  OUZEL_UNROLL
+  for (int t = 0; t < kRows; ++t) {
     OUZEL_UNROLL
-    for (int i = 0; i < kRowBlock; ++i) sums[i] = hn::Zero(d);
-    for (std::int64_t key = 0; key < a.keys; key += kLanes) {
+    for (int i = 0; i < kRowBlock; ++i) sums[t][i] = hn::Zero(d);
+  }
+  x += begin * a.key_pitch;
+  y += begin * a.key_pitch;
+  const bool folded = a.folded[begin];
+  for (std::int64_t key = 0; key < a.keys; key += kLanes) {
+    V other[kRows];
+    OUZEL_UNROLL
+    for (int i = 0; i < kRows; ++i) other[i] = hn::Load(d, y + i * a.key_pitch + key);
+    OUZEL_UNROLL
+    for (int t = 0; t < kRows; ++t) {
       V row = hn::Load(d, x + t * a.key_pitch + key);
-      for (std::int64_t i = t; i >= begin; --i) {
-        if (i < t && (after || i + 1 < t)) {
-          if (const float* f = fold_of(a, i + 1, key)) row = hn::Mul(row, hn::Load(d, f));
+      OUZEL_UNROLL
+      for (int i = t; i >= 0; --i) {
+        if (i < t && folded && (after || i + 1 < t)) {
+          if (const float* f = fold_of(a, begin + i + 1, key)) row = hn::Mul(row, hn::Load(d, f));
         }
-        V& sum = sums[i - begin];
-        sum = hn::MulAdd(row, hn::Load(d, y + i * a.key_pitch + key), sum);
+        sums[t][i] = hn::MulAdd(row, other[i], sums[t][i]);
       }
     }
-    for (std::int64_t i = begin; i <= t; ++i) {
-      out[t * kRowBlock + i - begin] = hn::GetLane(hn::SumOfLanes(d, sums[i - begin]));
-    }
+  }
+  constexpr float kNone[kRowBlock] = {};
+  OUZEL_UNROLL
+  for (int t = 0; t < kRows; ++t) add_lanes(d, sums[t], kNone, out + (begin + t) * kRowBlock);
+}
+
+void products(const ErasingArgs& a, const float* x, const float* y, bool after, float* out) {
+  for (std::int64_t t = 0, end; t < a.rows; t = end) {
+    for (end = t + 1; !a.first[end];) ++end;
+    end - t == kRowBlock ? block_products<kRowBlock>(a, x, y, t, after, out)
+                         : block_products<1>(a, x, y, t, after, out);
   }
 }
 
@@ -339,8 +387,10 @@ void BlockProducts(const ErasingArgs& a) {
   for (std::int64_t t = 0; t < a.rows; ++t) {
     if (a.first[t] && a.folded[t]) fold_block(a, t);
   }
-  products(a, a.e, a.k, !a.before, a.ek);
-  if (a.b != nullptr) products(a, a.e, a.b, !a.before, a.eb);
+  if (!a.erase_products_stand) {
+    products(a, a.e, a.k, !a.before, a.ek);
+    if (a.b != nullptr) products(a, a.e, a.b, !a.before, a.eb);
+  }
   if (a.qk == nullptr) return;
   for (std::int64_t n = 0; n < a.queries; ++n) {
     products(a, a.q + n * query, a.k, true, a.qk + n * a.rows * kRowBlock);
@@ -348,28 +398,42 @@ void BlockProducts(const ErasingArgs& a) {
   }
 }
 
-void BlockForward(const ErasingArgs& a) {
-  for (std::int64_t i = 0; i < padded(a.values, kValueSlab) / kValueSlab; ++i) {
-    float* slab = a.state + i * a.keys * kValueSlab;
+template <bool kGeneral>
+void forward_slabs(const ErasingArgs& a) {
+  for (std::int64_t value = 0; value < a.values; value += kValueSlab) {
+    float* slab = a.state + value * a.keys;
     for (std::int64_t t = 0, end; t < a.rows; t = end) {
       for (end = t + 1; !a.first[end];) ++end;
-      end - t == kRowBlock ? forward<kRowBlock>(a, t, i * kValueSlab, slab)
-                           : forward<1>(a, t, i * kValueSlab, slab);
+      for (std::int64_t c = 0; c < kValueSlab; c += kColumns) {
+        end - t == kRowBlock ? forward<kRowBlock, kGeneral>(a, t, value + c, slab + c)
+                             : forward<1, kGeneral>(a, t, value + c, slab + c);
+      }
     }
     leave(a, slab);
   }
 }
 
-void BlockBackward(const ErasingArgs& a) {
-  for (std::int64_t i = 0; i < padded(a.values, kValueSlab) / kValueSlab; ++i) {
-    float* slab = a.state + i * a.keys * kValueSlab;
+template <bool kGeneral>
+void backward_slabs(const ErasingArgs& a) {
+  for (std::int64_t value = 0; value < a.values; value += kValueSlab) {
+    float* slab = a.state + value * a.keys;
     leave(a, slab);
     for (std::int64_t t = a.rows, begin; t > 0; t = begin) {
       for (begin = t - 1; !a.first[begin];) --begin;
-      t - begin == kRowBlock ? backward<kRowBlock>(a, begin, i * kValueSlab, slab)
-                             : backward<1>(a, begin, i * kValueSlab, slab);
+      for (std::int64_t c = 0; c < kValueSlab; c += kColumns) {
+        t - begin == kRowBlock ? backward<kRowBlock, kGeneral>(a, begin, value + c, slab + c)
+                               : backward<1, kGeneral>(a, begin, value + c, slab + c);
+      }
     }
   }
+}
+
+void BlockForward(const ErasingArgs& a) {
+  a.b == nullptr ? forward_slabs<false>(a) : forward_slabs<true>(a);
+}
+
+void BlockBackward(const ErasingArgs& a) {
+  a.b == nullptr ? backward_slabs<false>(a) : backward_slabs<true>(a);
 }
 
 void TransposeSlabs(std::int64_t keys, std::int64_t values, const float* slabs, float* transposed) {
@@ -381,7 +445,7 @@ void TransposeSlabs(std::int64_t keys, std::int64_t values, const float* slabs, 
     const hn::Repartition<double, decltype(d4)> d64;
     for (std::int64_t key = 0; key < keys; key += 4) {
       const auto at = [&](std::int64_t i)
-                          HWY_ATTR { return hn::Load(d4, slab + (key + i) * kValueSlab); };
+                          HWY_ATTR { return hn::LoadU(d4, slab + (key + i) * kValueSlab); };
       const auto a = at(0), b = at(1), c = at(2), e = at(3);
       const auto ab = hn::BitCast(d64, hn::InterleaveLower(d4, a, b));
       const auto ce = hn::BitCast(d64, hn::InterleaveLower(d4, c, e));

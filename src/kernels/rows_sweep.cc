@@ -33,12 +33,6 @@ struct Kind {
   static constexpr std::int64_t kBlock = kDirect ? kHistoryBlock : kGateBlock;
 };
 
-// Whether a block of rows, that is not the last, ends after row t.
-template <class Kind>
-HWY_INLINE bool ends_block(const SweepArgs& a, std::int64_t t) {
-  return (t + 1) % Kind::kBlock == 0 && t + 1 < a.rows;
-}
-
 // S through all rows. Where gradients of gates are wanted, the states between blocks are kept.
 template <class Kind>
 HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
@@ -48,27 +42,32 @@ HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
   Tile s;
   load(d, a.state + p.state(a), a.keys, s);
   const std::int64_t rows = a.rows, key_pitch = a.key_pitch, value_pitch = a.value_pitch;
-  const float *k = a.k + p.key, *b = at_or_null(a.b, p.key), *w = a.write + p.value;
+  const float *k = a.k + p.key, *b = at_or_null(a.b, p.key);
+  const float *w = a.write + p.value, *upstream = a.output_grad + p.value;
   const float *r = at_or_null(a.read, p.value), *dr = at_or_null(a.read_grad, p.value);
-  const Sums de(a.de, p.key, key_pitch, first);
-  float* kept = a.states == nullptr ? nullptr : a.states + p.state(a);
-  const auto read_queries = [&](std::int64_t t) HWY_ATTR {
-    for (std::int64_t n = 0; n < a.queries; ++n) {
-      read(d, s, a.output_grad + (n * rows + t) * value_pitch + p.value,
-           Sums(a.dq, n * rows * key_pitch + p.key, key_pitch, first), t);
+  const Sums dq(a.dq, p.key, first), de(a.de, p.key, first);
+  const bool many = a.queries > 1;
+  const auto read_queries = [&](std::int64_t x, std::int64_t v) HWY_ATTR {
+    read(d, s, upstream + v, dq, x);
+    for (std::int64_t n = 1; HWY_UNLIKELY(many) && n < a.queries; ++n) {
+      read(d, s, upstream + n * rows * value_pitch + v,
+           Sums(a.dq, n * rows * key_pitch + p.key, first), x);
     }
   };
+  float* kept = at_or_null(a.states, p.state(a));
   const float* near = job.next.first;
-  for (std::int64_t t = 0; t < rows; ++t, near += job.next.stride) {
+  // x and v: where row t of keys and of values begins.
+  for (std::int64_t t = 0, x = 0, v = 0; t < rows; ++t, x += key_pitch, v += value_pitch) {
     __builtin_prefetch(near, 0, 2);
-    if constexpr (Kind::kReadBefore) read_queries(t);
-    if constexpr (Kind::kEraseBefore) read(d, s, dr + t * value_pitch, de, t);
+    near += job.next.stride;
+    if constexpr (Kind::kReadBefore) read_queries(x, v);
+    if constexpr (Kind::kEraseBefore) read(d, s, dr + v, de, x);
     if (Kind::kDirect && HWY_UNLIKELY(job.decay.at[t])) decay_row(d, s, job.decay, t);
-    if constexpr (Kind::kErases && !Kind::kEraseBefore) read(d, s, dr + t * value_pitch, de, t);
-    write(d, s, k + t * key_pitch, w + t * value_pitch);
-    if constexpr (Kind::kGeneral) write(d, s, b + t * key_pitch, r + t * value_pitch);
-    if constexpr (!Kind::kReadBefore) read_queries(t);
-    if (kept != nullptr && HWY_UNLIKELY(ends_block<Kind>(a, t))) {
+    if constexpr (Kind::kErases && !Kind::kEraseBefore) read(d, s, dr + v, de, x);
+    write(d, s, k + x, w + v);
+    if constexpr (Kind::kGeneral) write(d, s, b + x, r + v);
+    if constexpr (!Kind::kReadBefore) read_queries(x, v);
+    if (HWY_UNLIKELY((t + 1) % Kind::kBlock == 0) && kept != nullptr && t + 1 < rows) {
       store(d, s, kept, a.keys);
       kept += a.keys * a.values;
     }
@@ -106,56 +105,59 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
   Tile g;
   load(d, (end == a.rows ? a.grad : a.grad_out) + p.state(a), a.keys, g);
   const std::int64_t rows = a.rows, key_pitch = a.key_pitch, value_pitch = a.value_pitch;
-  const float *k = a.k + p.key, *e = at_or_null(a.e, p.key), *w = a.write + p.value;
+  const float *q = a.q + p.key, *k = a.k + p.key, *e = at_or_null(a.e, p.key);
+  const float *w = a.write + p.value, *upstream = a.output_grad + p.value;
   const float *r = at_or_null(a.read, p.value), *dr = at_or_null(a.read_grad, p.value);
-  const Sums dk(a.dk, p.key, key_pitch, first), db(a.db, p.key, key_pitch, first);
-  const Sums dg(a.dg, p.key, key_pitch, first);
-  const Sums sums(a.gate_sums, p.key, key_pitch, first);
-  const Sums dv(a.dv, p.value, value_pitch, p.key == 0);
-  const Sums dgv(a.dgv, p.value, value_pitch, p.key == 0);
-  const auto write_queries = [&](std::int64_t t) HWY_ATTR {
-    for (std::int64_t n = 0; n < a.queries; ++n) {
-      write(d, g, a.q + (n * rows + t) * key_pitch + p.key,
-            a.output_grad + (n * rows + t) * value_pitch + p.value);
+  const Sums dk(a.dk, p.key, first), db(a.db, p.key, first), dg(a.dg, p.key, first);
+  const Sums sums(a.gate_sums, p.key, first);
+  const Sums dv(a.dv, p.value, p.key == 0), dgv(a.dgv, p.value, p.key == 0);
+  const bool many = a.queries > 1, sums_gates = !Kind::kDirect && a.gate_sums != nullptr;
+  const auto write_queries = [&](std::int64_t x, std::int64_t v) HWY_ATTR {
+    write(d, g, q + x, upstream + v);
+    for (std::int64_t n = 1; HWY_UNLIKELY(many) && n < a.queries; ++n) {
+      write(d, g, q + n * rows * key_pitch + x, upstream + n * rows * value_pitch + v);
     }
   };
   if (end == rows) {
-    if (a.gate_sums != nullptr) {
-      read_products(d, g, a.state_end + p.state(a), a.keys, sums, (rows - 1) / kGateBlock);
+    if (sums_gates) {
+      read_products(d, g, a.state_end + p.state(a), a.keys, sums,
+                    (rows - 1) / kGateBlock * key_pitch);
     }
     if (decay.lambda != nullptr) multiply_keys(d, g, decay.lambda);
   }
   const float* near = job.next.first + begin * job.next.stride;
-  for (std::int64_t t = end - 1; t >= begin; --t, near += job.next.stride) {
+  const float* before = at_or_null(a.history, (end - begin) * kTileValues * kTileKeys);
+  std::int64_t x = end * key_pitch, v = end * value_pitch;
+  for (std::int64_t t = end - 1; t >= begin; --t) {
+    x -= key_pitch, v -= value_pitch;
     __builtin_prefetch(near, 0, 2);
-    if (!Kind::kDirect && a.gate_sums != nullptr && HWY_UNLIKELY(ends_block<Kind>(a, t))) {
+    near += job.next.stride;
+    if (sums_gates && HWY_UNLIKELY((t + 1) % Kind::kBlock == 0) && t + 1 < rows) {
       const std::int64_t block = t / kGateBlock;
       const float* s = a.states + block * a.keys * a.values + p.state(a);
-      read_products(d, g, s, a.keys, sums, block);
+      read_products(d, g, s, a.keys, sums, block * key_pitch);
     }
-    if constexpr (!Kind::kReadBefore) write_queries(t);
-    read(d, g, w + t * value_pitch, dk, t);
-    if constexpr (Kind::kGeneral) read(d, g, r + t * value_pitch, db, t);
-    if constexpr (!Kind::kErases) read_keys(d, g, k + t * key_pitch, 0, dv, t);
-    if constexpr (Kind::kErases && !Kind::kEraseBefore) {
-      write(d, g, e + t * key_pitch, dr + t * value_pitch);
-    }
+    if constexpr (!Kind::kReadBefore) write_queries(x, v);
+    read(d, g, w + v, dk, x);
+    if constexpr (Kind::kGeneral) read(d, g, r + v, db, x);
+    if constexpr (!Kind::kErases) read_keys(d, g, k + x, 0, dv, v);
+    if constexpr (Kind::kErases && !Kind::kEraseBefore) write(d, g, e + x, dr + v);
     if constexpr (Kind::kDirect) {
-      const float* before = a.history + (t - begin) * kTileValues * kTileKeys;
+      before -= kTileValues * kTileKeys;
       if (HWY_UNLIKELY(decay.at[t])) {
         // What a factor of 0 drops adds nothing, even of NaN.
         const float *keys = decay.keys_at(t), *values = decay.values_at(t);
         if (keys != nullptr) drop_keys(d, g, keys);
         if (values != nullptr) drop_values(d, g, values);
-        read_products(d, g, before, kTileKeys, dg, t);
-        if (values != nullptr) read_keys(d, g, before, kTileKeys, dgv, t);
+        read_products(d, g, before, kTileKeys, dg, x);
+        if (values != nullptr) read_keys(d, g, before, kTileKeys, dgv, v);
         decay_row(d, g, decay, t);
       } else {
-        read_products(d, g, before, kTileKeys, dg, t);
+        read_products(d, g, before, kTileKeys, dg, x);
       }
     }
-    if constexpr (Kind::kEraseBefore) write(d, g, e + t * key_pitch, dr + t * value_pitch);
-    if constexpr (Kind::kReadBefore) write_queries(t);
+    if constexpr (Kind::kEraseBefore) write(d, g, e + x, dr + v);
+    if constexpr (Kind::kReadBefore) write_queries(x, v);
   }
   store(d, g, a.grad_out + p.state(a), a.keys);
 }

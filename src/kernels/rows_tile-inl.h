@@ -15,6 +15,7 @@
 
 #include "hwy/highway.h"
 #include "src/kernels/rows_backward.h"
+#include "src/kernels/rows_lanes-inl.h"
 #include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,9 +24,6 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace {
 
-using D = hn::CappedTag<float, 16>;
-using V = hn::Vec<D>;
-constexpr std::int64_t kLanes = HWY_MIN(HWY_LANES(float), 16);
 // 16 of the 32 registers of AVX-512, 8 of the 16 of AVX2. Fewer values of more keys would need
 // fewer sums over lanes, but rows of 64 tokens and 64 keys leave the first-level cache.
 constexpr int kValues = HWY_TARGET == HWY_AVX3 ? 8 : 4;
@@ -81,79 +79,56 @@ alignas(64) constexpr float kZeros[kTileKeys] = {};
 struct Sums {
   const float* from;
   float* to;
-  std::int64_t from_pitch, to_pitch;
+  std::int64_t mask;
 
-  Sums(float* sums, std::int64_t at, std::int64_t pitch, bool first)
+  Sums(float* sums, std::int64_t at, bool first)
       : from(first ? kZeros : at_or_null(sums, at)),
         to(at_or_null(sums, at)),
-        from_pitch(first ? 0 : pitch),
-        to_pitch(pitch) {}
+        mask(first ? 0 : -1) {}
+  // Those of the row that begins at `row`.
+  HWY_INLINE const float* before(std::int64_t row) const { return from + (row & mask); }
 };
 
-// Row t of the sums += S a.
-HWY_INLINE void read(D d, const Tile& s, const float* a, const Sums& sums, std::int64_t t) {
-  V sum[kVectors];
-  const float* from = sums.from + t * sums.from_pitch;
+// The sums of a row += a * S over values, where a(i, j) is what vector j of value i is multiplied
+// by. Even and odd values go apart: one chain of sums would be waited for.
+template <class Factor>
+HWY_INLINE void add_values(D d, const Tile& s, const Sums& sums, std::int64_t row, Factor a) {
+  V even[kVectors], odd[kVectors];
+  const float* before = sums.before(row);
   OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) sum[j] = hn::Load(d, from + j * kLanes);
-  OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
-    const V value = hn::Set(d, a[i]);
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) sum[j] = hn::MulAdd(s[i][j], value, sum[j]);
+  for (int j = 0; j < kVectors; ++j) {
+    even[j] = hn::MulAdd(s[0][j], a(0, j), hn::Load(d, before + j * kLanes));
+    odd[j] = hn::Mul(s[1][j], a(1, j));
   }
-  float* to = sums.to + t * sums.to_pitch;
   OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) hn::Store(sum[j], d, to + j * kLanes);
-}
-
-// Row t of the sums += the sums over values of S * other, a tile in memory.
-HWY_INLINE void read_products(D d, const Tile& s, const float* other, std::int64_t pitch,
-                              const Sums& sums, std::int64_t t) {
-  V sum[kVectors];
-  const float* from = sums.from + t * sums.from_pitch;
-  OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) sum[j] = hn::Load(d, from + j * kLanes);
-  OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
+  for (int i = 2; i < kValues; i += 2) {
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      sum[j] = hn::MulAdd(s[i][j], hn::Load(d, other + i * pitch + j * kLanes), sum[j]);
+      even[j] = hn::MulAdd(s[i][j], a(i, j), even[j]);
+      odd[j] = hn::MulAdd(s[i + 1][j], a(i + 1, j), odd[j]);
     }
   }
-  float* to = sums.to + t * sums.to_pitch;
   OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) hn::Store(sum[j], d, to + j * kLanes);
+  for (int j = 0; j < kVectors; ++j) {
+    hn::Store(hn::Add(even[j], odd[j]), d, sums.to + row + j * kLanes);
+  }
 }
 
-// 4 numbers := those at `from` + the sums over lanes of x.
-HWY_INLINE void add_lanes(D d, const V* x, const float* from, float* to) {
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
-  // Four vectors become one, a sum of each in every block of four lanes.
-  const auto pair = [&](V a, V b) HWY_ATTR {
-    return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
-  };
-  const hn::Repartition<double, D> d64;
-  const auto low = hn::BitCast(d64, pair(x[0], x[1])), high = hn::BitCast(d64, pair(x[2], x[3]));
-  const V four = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, low, high)),
-                         hn::BitCast(d, hn::InterleaveUpper(d64, low, high)));
-  const hn::CappedTag<float, 4> d4;
-#if HWY_TARGET == HWY_AVX3
-  const hn::CappedTag<float, 8> d8;
-  const auto half = hn::Add(hn::LowerHalf(d8, four), hn::UpperHalf(d8, four));
-#else
-  const V half = four;
-#endif
-  const auto sum = hn::Add(hn::LowerHalf(d4, half), hn::UpperHalf(d4, half));
-  hn::Store(hn::Add(hn::Load(d4, from), sum), d4, to);
-#else
-  for (int i = 0; i < 4; ++i) to[i] = from[i] + hn::GetLane(hn::SumOfLanes(d, x[i]));
-#endif
+// The sums of a row += S a.
+HWY_INLINE void read(D d, const Tile& s, const float* a, const Sums& sums, std::int64_t row) {
+  add_values(d, s, sums, row, [&](int i, int) HWY_ATTR { return hn::Set(d, a[i]); });
 }
 
-// Row t of the sums, a number for each value, += S^T x.
+// The sums of a row += the sums over values of S * other, a tile in memory.
+HWY_INLINE void read_products(D d, const Tile& s, const float* other, std::int64_t pitch,
+                              const Sums& sums, std::int64_t row) {
+  add_values(d, s, sums, row,
+             [&](int i, int j) HWY_ATTR { return hn::Load(d, other + i * pitch + j * kLanes); });
+}
+
+// The sums of a row, a number for each value, += S^T x; `pitch`: between the rows of x for values.
 HWY_INLINE void read_keys(D d, const Tile& s, const float* x, std::int64_t pitch, const Sums& sums,
-                          std::int64_t t) {
+                          std::int64_t row) {
   V sum[kValues];
   OUZEL_UNROLL
   for (int i = 0; i < kValues; ++i) {
@@ -165,7 +140,7 @@ HWY_INLINE void read_keys(D d, const Tile& s, const float* x, std::int64_t pitch
   }
   OUZEL_UNROLL
   for (int i = 0; i < kValues; i += 4) {
-    add_lanes(d, sum + i, sums.from + t * sums.from_pitch + i, sums.to + t * sums.to_pitch + i);
+    add_lanes(d, sum + i, sums.before(row) + i, sums.to + row + i);
   }
 }
 

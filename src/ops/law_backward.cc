@@ -26,10 +26,12 @@ constexpr std::int64_t kMaxSumGroups = 16;
 class LawBackward {
  public:
   LawBackward(Context& context, const LawCall& call, const RecurrenceInputs& inputs,
-              const RecurrenceOutputGrads& output_grads, const RecurrenceInputGrads& input_grads)
+              const void* saved, const RecurrenceOutputGrads& output_grads,
+              const RecurrenceInputGrads& input_grads)
       : context_(context),
         call_(call),
         shape_(call.shape()),
+        kept_(call.kept_floats() > 0 ? static_cast<const float*>(saved) : nullptr),
         initial_(inputs.initial_state),
         final_grad_(output_grads.final_state),
         initial_grad_(input_grads.initial_state),
@@ -64,6 +66,7 @@ class LawBackward {
   Context& context_;
   const LawCall& call_;
   const RecurrenceShape& shape_;
+  const float* kept_;
   const StateView &initial_, &final_grad_, &initial_grad_;
   LawTensor output_grad_;
   LawGradients grads_;
@@ -115,7 +118,7 @@ void LawBackward::narrow_shared() {
 
 void LawBackward::run_state(std::int64_t n, std::int64_t state, const LawSums& sums,
                             LawSource& source, LawAdjoint& adjoint, Scratch& scratch) const {
-  source.bind(context_.isa(), n, state);
+  source.bind(context_.isa(), n, state, const_cast<float*>(kept_));  // only read
   adjoint.bind(context_.isa(), n, state, sums);
   const std::size_t mark = scratch.mark();
   StateMemory<const float> final_grad = readable(state_memory(final_grad_, n, state));
@@ -148,7 +151,8 @@ void LawBackward::run() {
   ScratchCounter counter;
   LawSource(counter, call_, no_output, shape_.values);
   LawAdjoint(counter, call_, output_grad_, grads_);
-  context_.impl().reserve(counter.bytes() + rows_backward_scratch(call_.kind(), longest));
+  context_.impl().reserve(counter.bytes() +
+                          rows_backward_scratch(call_.kind(), longest, kept_ != nullptr));
   const std::int64_t tasks = groups * head_groups;
   context_.impl().run(tasks + gap_tasks(shape_), [&](std::int64_t task, Scratch& scratch) {
     if (task >= tasks) {
@@ -208,11 +212,11 @@ void LawBackward::add_parameter(LawRole role, double* LawSums::*member, std::int
 }  // namespace
 
 void MatrixLaw::backward(Context& context, const LawOptions& options,
-                         const RecurrenceInputs& inputs, const void*,
+                         const RecurrenceInputs& inputs, const void* saved,
                          const RecurrenceOutputGrads& output_grads,
                          const RecurrenceInputGrads& input_grads) const {
   const LawCall call(*law_, options, inputs);
-  LawBackward(context, call, inputs, output_grads, input_grads).run();
+  LawBackward(context, call, inputs, saved, output_grads, input_grads).run();
 }
 
 }  // namespace ouzel

@@ -31,7 +31,10 @@ bool is_size(std::string_view letter) { return letter == "K" || letter == "V"; }
 }  // namespace
 
 LawCall::LawCall(const Law& law, const LawOptions& options, const RecurrenceInputs& inputs)
-    : law_(law), reverse_(options.reverse), l2norm_(options.use_qk_l2norm) {
+    : law_(law),
+      reverse_(options.reverse),
+      l2norm_(options.use_qk_l2norm),
+      parallel_(options.form == Form::kParallel) {
   check_options(options, inputs);
   check_sizes(options, inputs);
   for (const LawInput& input : law.inputs) {
@@ -217,6 +220,30 @@ bool LawCall::streams(const LawTensor& x) const {
          floats * static_cast<std::int64_t>(sizeof(float)) >= kLeast && x.size % kLine == 0 &&
          x.row_stride % kLine == 0 && x.head_stride % kLine == 0 && x.batch_stride % kLine == 0 &&
          reinterpret_cast<std::uintptr_t>(x.data) % (kLine * sizeof(float)) == 0;
+}
+
+std::int64_t LawCall::kept_state() const {
+  return padded(shape_.keys, kSlab) * padded(shape_.values, kSlab);
+}
+
+// Of the first sequences.
+std::int64_t LawCall::kept_chunks(std::int64_t sequences) const {
+  const std::int64_t chunk = backward_chunk(kind_);
+  std::int64_t chunks = 0;
+  for (std::int64_t n = 0; n < sequences; ++n) chunks += (segment(n).length + chunk - 1) / chunk;
+  return chunks;
+}
+
+std::int64_t LawCall::kept_floats() const {
+  // The forward pass goes by chunks that begin at multiples of 16 tokens; the parallel form has no
+  // states.
+  if (backward_chunk(kind_) % 16 != 0 || parallel_) return 0;
+  return kept_chunks(shape_.sequences) * shape_.value_heads * kept_state();
+}
+
+std::int64_t LawCall::kept_at(std::int64_t sequence, std::int64_t state) const {
+  const std::int64_t before = kept_chunks(sequence), own = kept_chunks(sequence + 1) - before;
+  return (before * shape_.value_heads + state * own) * kept_state();
 }
 
 LawTensor LawCall::gradient(LawRole role, const RecurrenceInputGrads& grads) const {

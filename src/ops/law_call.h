@@ -68,10 +68,16 @@ class LawCall {
   // Whether what is written to a tensor goes past the caches: if it is larger than they are. Its
   // rows are then whole cache lines.
   bool streams(const LawTensor& x) const;
+  // States that are kept for the backward pass, a head's of all chunks of a sequence after each
+  // other (rows.h); 0 floats where chunks of the two passes do not begin together.
+  std::int64_t kept_floats() const;
+  std::int64_t kept_at(std::int64_t sequence, std::int64_t state) const;
+  std::int64_t kept_state() const;
   Segment segment(std::int64_t n) const { return shape_.segment(n); }
   [[noreturn]] void refuse(const std::string& sentence) const;
 
  private:
+  std::int64_t kept_chunks(std::int64_t sequences) const;
   void check_options(const LawOptions& options, const RecurrenceInputs& inputs);
   void check_sizes(const LawOptions& options, const RecurrenceInputs& inputs);
   void set_kind();
@@ -84,7 +90,7 @@ class LawCall {
   RecurrenceShape shape_;
   RowsKind kind_;
   float scale_ = 1, l2norm_eps_ = 0;
-  bool reverse_ = false, l2norm_ = false;
+  bool reverse_ = false, l2norm_ = false, parallel_ = false;
   std::array<LawTensor, kLawRoles> in_{};
 };
 

@@ -88,11 +88,18 @@ void LawTensorRows::prefetch(std::int64_t first, std::int64_t column, std::int64
   }
 }
 
-void LawSource::bind(Isa isa, std::int64_t sequence, std::int64_t state) {
+void LawSource::bind(Isa isa, std::int64_t sequence, std::int64_t state, float* kept) {
   isa_ = isa;
   segment_ = call_.segment(sequence);
   state_ = state;
   streams_ = stage_ == nullptr && call_.streams(o_);
+  kept_ = kept == nullptr ? nullptr : kept + call_.kept_at(sequence, state);
+}
+
+float* LawSource::kept(std::int64_t first, std::int64_t column) const {
+  const std::int64_t chunk = backward_chunk(call_.kind());
+  if (kept_ == nullptr || first % chunk != 0) return nullptr;
+  return kept_ + first / chunk * call_.kept_state() + column * padded(call_.kind().keys, kSlab);
 }
 
 std::int64_t LawSource::prefetch(std::int64_t first, std::int64_t column, std::int64_t columns,

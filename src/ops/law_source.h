@@ -78,7 +78,8 @@ class LawSource : public RowSource {
     }
   }
 
-  void bind(Isa isa, std::int64_t sequence, std::int64_t state);
+  // `kept`: where states are kept for the backward pass, or null.
+  void bind(Isa isa, std::int64_t sequence, std::int64_t state, float* kept = nullptr);
 
   std::int64_t tokens() const override { return segment_.length; }
   void pack(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows) override;
@@ -87,6 +88,7 @@ class LawSource : public RowSource {
   bool streams() const override { return streams_; }
   std::int64_t prefetch(std::int64_t first, std::int64_t column, std::int64_t columns,
                         PrefetchColumn* lines, std::int64_t most) const override;
+  float* kept(std::int64_t first, std::int64_t column) const override;
   void finish(std::int64_t first, std::int64_t tokens, std::int64_t column,
               std::int64_t columns) override;
 
@@ -117,6 +119,7 @@ class LawSource : public RowSource {
   const LawTensor& o_;
   std::int64_t pitch_;
   bool streams_ = false;
+  float* kept_ = nullptr;    // of the state
   float* stage_ = nullptr;   // [queries][64][pitch]
   float* other_ = nullptr;   // a factor of the values
   std::int64_t column_ = 0;  // of the chunk that was packed last

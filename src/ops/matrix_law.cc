@@ -91,7 +91,8 @@ void MatrixLaw::operator()(Context& context, const LawOptions& options,
     const std::int64_t group = task % groups.count(), state = task / groups.count();
     const std::int64_t n = state / shape.value_heads, head = state % shape.value_heads;
     LawSource source(scratch, call, o, groups.width);
-    source.bind(context.isa(), n, head);
+    source.bind(context.isa(), n, head,
+                call.kept_floats() > 0 ? static_cast<float*>(outputs.saved) : nullptr);
     rows_scan(context.isa(), call.kind(), source, groups.begin(group), groups.size(group),
               readable(state_memory(inputs.initial_state, n, head)),
               position_of(inputs.initial_state, n), state_memory(outputs.final_state, n, head),
@@ -163,6 +164,10 @@ void MatrixLaw::step(Context& context, const LawOptions& options, const Recurren
   for (SequenceState& s : state.sequences) ++s.position;
 }
 
-std::size_t MatrixLaw::saved_bytes(const LawOptions&, const RecurrenceInputs&) const { return 0; }
+std::size_t MatrixLaw::saved_bytes(const LawOptions& options,
+                                   const RecurrenceInputs& inputs) const {
+  const LawCall call(*law_, options, inputs);
+  return static_cast<std::size_t>(call.kept_floats()) * sizeof(float);
+}
 
 }  // namespace ouzel

@@ -43,6 +43,11 @@ inline constexpr std::int64_t rows_value_pitch(std::int64_t values) {
   return padded(values, kSlab) + kSlab;
 }
 
+// Tokens of a chunk of the backward pass: states are kept at its begins.
+inline std::int64_t backward_chunk(const RowsKind& kind) {
+  return kChunk / kind.rows_per_token > 0 ? kChunk / kind.rows_per_token : 1;
+}
+
 // One chunk: at most 64 tokens. float32, filled up with zeros to pitches of whole vectors; null
 // where the kind has none. Log decays are at most 0 and may be -inf, which drops the decayed term,
 // even NaN.
@@ -85,6 +90,13 @@ class RowSource {
                                 PrefetchColumn* lines, std::int64_t most) const {
     (void)first, (void)column, (void)columns, (void)lines, (void)most;
     return 0;
+  }
+  // Where the state before token `first` is kept for the backward pass, from column `column` (a
+  // multiple of 32) on, or null: slabs [columns / 32][keys up to a multiple of 32][32], zeros
+  // beyond keys and columns. The forward pass fills it; the backward pass reads it.
+  virtual float* kept(std::int64_t first, std::int64_t column) const {
+    (void)first, (void)column;
+    return nullptr;
   }
   // Called when the outputs of a chunk stand, for what a law adds to them (a skip).
   virtual void finish(std::int64_t first, std::int64_t tokens, std::int64_t column,

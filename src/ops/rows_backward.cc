@@ -38,7 +38,8 @@ class RowsBackward {
         adjoint_(adjoint),
         tokens_(source.tokens()),
         erases_(kind.erase != EraseKind::kNone),
-        b_(scratch, kind, tokens_) {}
+        source_keeps_(source.kept(0, 0) != nullptr),
+        b_(scratch, kind, tokens_, source_keeps_) {}
 
   void run(const StateMemory<const float>& initial, const StateMemory<const float>& final_grad,
            const StateMemory<float>& initial_grad);
@@ -61,12 +62,14 @@ class RowsBackward {
   ErasingArgs block_args(std::int64_t first);
   AccumulateArgs accumulate_args() const;
   void pack(std::int64_t first, std::int64_t tokens, bool queries);
-  void cut_blocks(const float* state, const float* keys, const float* values);
+  bool cut_blocks(const float* state, const float* keys, const float* values);
   std::int64_t lines_of(std::int64_t first, bool adjoint);
   void pack_queries(std::int64_t first, std::int64_t tokens);
   bool sums_slowly(std::int64_t end) const;
-  void forward(std::int64_t first, std::int64_t tokens, float* states);
-  void backward(std::int64_t first, std::int64_t tokens, float* states);
+  void erase_forward(std::int64_t first, float* state);
+  void write_forward(std::int64_t first, const float* begin, float* end);
+  float* first_pass();
+  void backward(std::int64_t first, std::int64_t tokens, const float* begin, float* end);
   void unpack(std::int64_t first);
 
   Isa isa_;
@@ -75,6 +78,7 @@ class RowsBackward {
   RowAdjoint& adjoint_;
   std::int64_t tokens_;
   bool erases_;
+  bool source_keeps_;  // the states at the begins of chunks
   RowsBuffers b_;
   std::int64_t rows_ = 0;  // of the chunk at hand
   static constexpr std::int64_t kMaxPrefetch = 128;
@@ -146,8 +150,9 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens, bool queries) {
 }
 
 // Cuts the chunk into blocks of four rows. A fold within one would not drop NaN of the state or of
-// what is written: where there may be one, blocks that are folded are cut into rows.
-void RowsBackward::cut_blocks(const float* state, const float* keys, const float* values) {
+// what is written: where there may be one, blocks that are folded are cut into rows. Returns
+// whether they are those that were cut before.
+bool RowsBackward::cut_blocks(const float* state, const float* keys, const float* values) {
   const auto folds = [&](std::int64_t begin, std::int64_t end) {
     const std::uint8_t* fold = b_.folds.fold;
     return kind_.decay && std::find(fold + begin, fold + end, true) != fold + end;
@@ -158,20 +163,29 @@ void RowsBackward::cut_blocks(const float* state, const float* keys, const float
              all_finite(isa_, rows_ * b_.key_pitch, keys) &&
              all_finite(isa_, rows_ * b_.value_pitch, values);
   }
+  bool same = true;
+  const auto set = [&same](std::uint8_t& flag, bool value) {
+    same = same && (flag != 0) == value;
+    flag = value;
+  };
   for (std::int64_t t = 0; t < rows_;) {
     const bool four = t + kRowBlock <= rows_ && !kind_.value_decay;
     const bool folded = four && folds(t, t + kRowBlock);
     const std::int64_t end = four && (finite || !folded) ? t + kRowBlock : t + 1;
-    b_.folded[t] = folded && finite;
-    b_.first[t] = true;
-    while (++t < end) b_.first[t] = b_.folded[t] = false;
+    set(b_.folded[t], folded && finite);
+    set(b_.first[t], true);
+    while (++t < end) {
+      set(b_.first[t], false);
+      set(b_.folded[t], false);
+    }
   }
-  b_.first[rows_] = true;
+  set(b_.first[rows_], true);
+  return same;
 }
 
 // Sets prefetch_ to what packing the whole chunk at `first` will touch.
 std::int64_t RowsBackward::lines_of(std::int64_t first, bool adjoint) {
-  if (first < 0 || first + chunk_tokens(kind_) > tokens_) return 0;
+  if (first < 0 || first + backward_chunk(kind_) > tokens_) return 0;
   std::int64_t count = source_.prefetch(first, 0, kind_.values, prefetch_, kMaxPrefetch);
   if (adjoint) count += adjoint_.lines(first, prefetch_ + count, kMaxPrefetch - count);
   return count;
@@ -277,28 +291,43 @@ SweepArgs RowsBackward::sweep_args() const {
   return args;
 }
 
-// Through a chunk, from the first of two states to the second.
-void RowsBackward::forward(std::int64_t first, std::int64_t tokens, float* states) {
-  pack(first, tokens, false);
-  float* end = states + b_.state_size;
-  if (erases_) {
-    std::copy_n(states, b_.state_size, end);
-    cut_blocks(states, b_.packed.k, b_.packed.v);
-    ErasingArgs args = block_args(first);
-    args.state = end;
-    block_products(isa_, args);
-    block_forward(isa_, args);
-  } else {
-    AccumulateArgs args = accumulate_args();
-    args.x = folded(b_.packed.k, b_.k);
-    args.a = b_.packed.v;
-    args.state = states;
-    args.state_out = end;
-    args.low = b_.low;
-    args.prefetch = prefetch_;
-    args.prefetch_count = lines_of(first + tokens, false);
-    accumulate_rows(isa_, args);
+// A state, slabs, through the chunk that is packed: what is erased.
+void RowsBackward::erase_forward(std::int64_t first, float* state) {
+  cut_blocks(state, b_.packed.k, b_.packed.v);
+  ErasingArgs args = block_args(first);
+  args.state = state;
+  block_products(isa_, args);
+  block_forward(isa_, args);
+}
+
+// A state in key lanes through the chunk that is packed.
+void RowsBackward::write_forward(std::int64_t first, const float* begin, float* end) {
+  AccumulateArgs args = accumulate_args();
+  args.x = folded(b_.packed.k, b_.k);
+  args.a = b_.packed.v;
+  args.state = begin;
+  args.state_out = end;
+  args.low = b_.low;
+  args.prefetch = prefetch_;
+  args.prefetch_count = lines_of(first + b_.packed.tokens, false);
+  accumulate_rows(isa_, args);
+}
+
+// Through all chunks for the states at their begins, and what is erased. Returns the last state.
+float* RowsBackward::first_pass() {
+  const std::int64_t chunk = backward_chunk(kind_);
+  float* states = b_.kept;
+  for (std::int64_t t = 0; t < tokens_; t += chunk, states += b_.state_size) {
+    pack(t, std::min(chunk, tokens_ - t), false);
+    float* end = states + b_.state_size;
+    if (erases_) {
+      std::copy_n(states, b_.state_size, end);
+      erase_forward(t, end);
+    } else {
+      write_forward(t, states, end);
+    }
   }
+  return states;
 }
 
 // Whether a gradient that has come from so far that a plain sum would be off is to be summed in two
@@ -312,16 +341,35 @@ bool RowsBackward::sums_slowly(std::int64_t end) const {
   return *std::max_element(total, total + size) > slow;
 }
 
-// Back through a chunk, whose states at its begin and end are kept.
-void RowsBackward::backward(std::int64_t first, std::int64_t tokens, float* states) {
+// Back through a chunk: `begin` and `end` are its states. Where the source keeps those, `begin` is
+// slabs and there is no `end`: it is in transposed_end, but for the last chunk.
+void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float* begin,
+                            float* end) {
   pack(first, tokens, true);
-  pack_queries(first, tokens);
   SweepArgs sweep = sweep_args();
-  sweep.state = states;
-  sweep.state_end = states + b_.state_size;
+  if (erases_ || source_keeps_) {
+    transpose_slabs(isa_, b_.keys, sweep.values, begin, b_.transposed);
+    sweep.state = b_.transposed;
+    sweep.state_end = b_.transposed_end;
+  } else {
+    sweep.state = begin;
+    sweep.state_end = end;
+  }
+  if (source_keeps_) {
+    const bool last = first + tokens == tokens_;
+    if (erases_) {
+      std::copy_n(begin, b_.state_size, b_.kept);
+      erase_forward(0, b_.kept);
+      if (last) transpose_slabs(isa_, b_.keys, sweep.values, b_.kept, b_.transposed_end);
+    } else if (last) {
+      write_forward(first, b_.transposed, b_.transposed_end);
+    }
+  }
+  pack_queries(first, tokens);
   if (erases_) {
-    cut_blocks(b_.grad_slabs, folded(b_.packed.q, b_.q), b_.output_grad);
-    ErasingArgs block = block_args(first);
+    const bool same = cut_blocks(b_.grad_slabs, folded(b_.packed.q, b_.q), b_.output_grad);
+    ErasingArgs block = block_args(source_keeps_ ? 0 : first);
+    block.erase_products_stand = source_keeps_ && same;
     block.qk = b_.qk;
     block.qb = b_.qb;
     block_products(isa_, block);
@@ -332,16 +380,13 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, float* stat
     block.dr = b_.dr;
     block.dc = b_.grads.c;
     block_backward(isa_, block);
-    transpose_slabs(isa_, b_.keys, sweep.values, states, b_.transposed);
-    sweep.state = b_.transposed;
-    sweep.state_end = b_.transposed_end;
     sweep.read = block.r;
   }
   const bool slow = sums_slowly(first + tokens);
   // A tile of the state at the chunk's end is not needed any more when its gradient is stored.
-  sweep.grad_out = slow ? states + b_.state_size : b_.grad;
+  sweep.grad_out = !slow ? b_.grad : source_keeps_ ? b_.transposed_end : end;
   sweep.prefetch = prefetch_;
-  sweep.prefetch_count = lines_of(first - chunk_tokens(kind_), true);
+  sweep.prefetch_count = lines_of(first - backward_chunk(kind_), true);
   backward_sweep(isa_, sweep);
   if (slow) {
     if (!two_parts_) std::fill_n(b_.grad_low, b_.state_size, 0.0f);
@@ -421,24 +466,27 @@ void RowsBackward::run(const StateMemory<const float>& initial,
         return key * m.row + value * m.column;
       };
       if (initial.s != nullptr) b_.kept[erases_ ? slab : lanes] = initial.s[at(initial)];
-      if (initial.residue != nullptr && !erases_) b_.low[lanes] = initial.residue[at(initial)];
+      if (initial.residue != nullptr && !erases_ && !source_keeps_)
+        b_.low[lanes] = initial.residue[at(initial)];
       if (final_grad.s != nullptr) {
         b_.grad[lanes] = final_grad.s[at(final_grad)];
         if (erases_) b_.grad_slabs[slab] = b_.grad[lanes];
       }
     }
   }
-  const std::int64_t chunk = chunk_tokens(kind_);
-  float* states = b_.kept;
-  for (std::int64_t t = 0; t < tokens_; t += chunk, states += b_.state_size) {
-    check_cancelled();
-    forward(t, std::min(chunk, tokens_ - t), states);
+  const std::int64_t chunk = backward_chunk(kind_), last = padded(tokens_, chunk) - chunk;
+  float* states = source_keeps_ ? nullptr : first_pass();
+  if (erases_ && !source_keeps_) {
+    transpose_slabs(isa_, b_.keys, chunk_args().values, states, b_.transposed_end);
   }
-  if (erases_) transpose_slabs(isa_, b_.keys, chunk_args().values, states, b_.transposed_end);
-  for (std::int64_t t = padded(tokens_, chunk) - chunk; t >= 0; t -= chunk) {
-    check_cancelled();
-    states -= b_.state_size;
-    backward(t, std::min(chunk, tokens_ - t), states);
+  for (std::int64_t t = last; t >= 0; t -= chunk) {
+    const std::int64_t tokens = std::min(chunk, tokens_ - t);
+    if (source_keeps_) {
+      backward(t, tokens, source_.kept(t, 0), nullptr);
+    } else {
+      backward(t, tokens, states - b_.state_size, states);
+      states -= b_.state_size;
+    }
   }
   if (initial_grad.s == nullptr) return;
   for (std::int64_t key = 0; key < kind_.keys; ++key) {
@@ -451,9 +499,9 @@ void RowsBackward::run(const StateMemory<const float>& initial,
 
 }  // namespace
 
-std::size_t rows_backward_scratch(const RowsKind& kind, std::int64_t tokens) {
+std::size_t rows_backward_scratch(const RowsKind& kind, std::int64_t tokens, bool kept) {
   ScratchCounter counter;
-  RowsBuffers(counter, kind, tokens);
+  RowsBuffers(counter, kind, tokens, kept);
   return counter.bytes();
 }
 

@@ -11,10 +11,12 @@
 
 namespace ouzel {
 
-// Scratch that a task takes for a sequence of `tokens`.
-std::size_t rows_backward_scratch(const RowsKind& kind, std::int64_t tokens);
+// Scratch that a task takes for a sequence of `tokens`. `kept`: whether the forward pass kept
+// states for it.
+std::size_t rows_backward_scratch(const RowsKind& kind, std::int64_t tokens, bool kept);
 
-// States are recomputed from those that are kept at the begin of each chunk; never by subtraction.
+// States are recomputed from those that are kept at the begin of each chunk, by the forward pass or
+// else by a first pass of its own; never by subtraction.
 // `position`: tokens that `initial` has seen.
 void rows_backward(Isa isa, const RowsKind& kind, RowSource& source, RowAdjoint& adjoint,
                    const StateMemory<const float>& initial, std::int64_t position,

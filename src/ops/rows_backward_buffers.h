@@ -29,22 +29,21 @@ struct RowsBuffers {
   float *transposed = nullptr, *transposed_end = nullptr, *grad = nullptr, *grad_low = nullptr,
         *grad_slabs = nullptr;
   float* low = nullptr;
+  // Of a first pass; of one chunk where the source keeps states.
   float* kept = nullptr;    // [chunks + 1] states: in key lanes without erase, else slabs
   float* erased = nullptr;  // [all rows][value_pitch]: r
   std::int64_t state_size = 0;
 
   template <class Memory>
-  RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t tokens);
+  // `source_keeps`: the source has the states at the begins of chunks.
+  RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t tokens, bool source_keeps);
 };
 
-inline std::int64_t chunk_tokens(const RowsKind& kind) {
-  return std::max<std::int64_t>(1, kChunk / kind.rows_per_token);
-}
-
 template <class Memory>
-RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t tokens) {
-  const std::int64_t chunk = chunk_tokens(kind);
-  const std::int64_t chunks = (tokens + chunk - 1) / chunk;
+RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t tokens,
+                         bool source_keeps) {
+  const std::int64_t chunk = backward_chunk(kind);
+  const std::int64_t chunks = source_keeps ? 0 : (tokens + chunk - 1) / chunk;
   rows = chunk * kind.rows_per_token;
   keys = padded(kind.keys, kKeyGroup);
   key_pitch = rows_key_pitch(kind.keys);
@@ -114,14 +113,15 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
   history = take(decays, kHistoryBlock * kTileValues * kTileKeys);
   state_size = keys * padded(kind.values, kValueSlab);
   states = take(decays, blocks * state_size);
-  transposed = take(erases, state_size);
-  transposed_end = take(erases, state_size);
+  transposed = take(erases || source_keeps, state_size);
+  transposed_end = take(erases || source_keeps, state_size);
   grad = take(true, state_size);
   grad_low = take(!erases, state_size);
   grad_slabs = take(erases, state_size);
   low = take(!erases, state_size);
   kept = take(true, (chunks + 1) * state_size);
-  erased = take(erases, tokens * kind.rows_per_token * value_pitch);
+  erased =
+      take(erases, source_keeps ? rows * value_pitch : tokens * kind.rows_per_token * value_pitch);
 }
 
 }  // namespace ouzel

@@ -6,6 +6,7 @@
 
 #include "src/kernels/recurrence.h"
 #include "src/kernels/recurrence_block.h"
+#include "src/kernels/traffic.h"
 
 namespace ouzel {
 namespace {
@@ -152,6 +153,7 @@ class Scan {
   std::int64_t out_pitch() const { return kTokens * kind_.rows_per_token; }
   bool in_two_parts() const { return !erase_ && position_ >= kLongSum; }
 
+  void keep(const RowSource& source, std::int64_t first, std::int64_t column) const;
   void pad() const;
   void spread_queries() const;
   bool prepare_columns() const;
@@ -225,6 +227,22 @@ void Scan::end(const StateMemory<float>& final) const {
       final.residue[to + j * final.column] = erase_ ? 0.0f : row[half_ + j];
     }
   });
+}
+
+// The state before a chunk, for the backward pass.
+void Scan::keep(const RowSource& source, std::int64_t first, std::int64_t column) const {
+  float* to = source.kept(first, column);
+  if (to == nullptr) return;
+  const std::int64_t keys = padded(kind_.keys, kSlab);
+  for (std::int64_t slab = 0; slab < slabs_; ++slab, to += keys * kSlab) {
+    const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
+    const float* from = state_[slab];
+    memory_traffic(isa_, {&from, 1}, {&to, 1}, kind_.keys * kSlab);
+    std::fill(to + kind_.keys * kSlab, to + keys * kSlab, 0.0f);
+    for (std::int64_t i = 0; width < kSlab && i < kind_.keys; ++i) {
+      std::fill(to + i * kSlab + width, to + (i + 1) * kSlab, 0.0f);
+    }
+  }
 }
 
 // Rows that change nothing fill the last block.
@@ -331,6 +349,7 @@ bool Scan::prepare_keys() const {
 }
 
 void Scan::run(RowSource& source, std::int64_t first, std::int64_t tokens, std::int64_t column) {
+  keep(source, first, column);
   rows_.tokens = tokens;
   rows_.e = e_rows_;
   source.pack(first, column, columns_, rows_);
