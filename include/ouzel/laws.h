@@ -49,7 +49,7 @@ class OUZEL_EXPORT MatrixLaw {
   void step(Context& context, const LawOptions& options, const RecurrenceInputs& inputs,
             const StateView& state, const Tensor& o) const;
 
-  // Bytes of `saved` for a call of these inputs.
+  // Bytes of `saved` for calls of these options and inputs: the states before every 64 rows.
   std::size_t saved_bytes(const LawOptions& options, const RecurrenceInputs& inputs) const;
 
   const char* name() const;

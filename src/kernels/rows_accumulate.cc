@@ -19,7 +19,8 @@ namespace {
 
 // Rows in order, or backwards; a row's decay comes before its write, or after.
 template <bool kReverse, bool kDecayFirst>
-HWY_INLINE void accumulate(D d, const AccumulateArgs& a, const TileJob& job, Tile& s) {
+HWY_INLINE void accumulate(D d, const AccumulateArgs& a, const TileJob& job,
+                           Tile<kValues, kVectors>& s) {
   const TileDecay& decay = job.decay;
   const std::int64_t rows = a.rows;
   const float *keys = a.x + job.place.key, *values = a.a + job.place.value;
@@ -39,7 +40,7 @@ HWY_NOINLINE void accumulate_tile(const AccumulateArgs& a, const TileJob& job) {
   const D d;
   const Place p = job.place;
   const TileDecay& decay = job.decay;
-  Tile s;
+  Tile<kValues, kVectors> s;
   OUZEL_UNROLL
   for (int i = 0; i < kValues; ++i) {
     OUZEL_UNROLL
@@ -85,9 +86,10 @@ HWY_NOINLINE void accumulate_tile(const AccumulateArgs& a, const TileJob& job) {
 }  // namespace
 
 void AccumulateRows(const AccumulateArgs& a) {
-  const std::int64_t tiles = tiles_of(a);
+  const std::int64_t tiles = tiles_of<kValues, kVectors>(a);
   Columns columns{tiles, std::min(tiles, a.prefetch_count)};
-  for_tiles(a, [&](const Place& p) HWY_ATTR { accumulate_tile(a, TileJob(a, p, columns.next())); });
+  for_tiles<kValues, kVectors>(
+      a, [&](const Place& p) HWY_ATTR { accumulate_tile(a, TileJob(a, p, columns.next())); });
 }
 
 }  // namespace ouzel::HWY_NAMESPACE

@@ -19,12 +19,13 @@ namespace ouzel {
 inline constexpr std::int64_t kKeyGroup = 32;
 // A tile in key lanes, at most. States in key lanes are [values][keys].
 inline constexpr std::int64_t kTileValues = 8;
-inline constexpr std::int64_t kTileKeys = 32;
+inline constexpr std::int64_t kTileKeys = 64;
 // States in value lanes are slabs, [values / 32][keys][32].
 inline constexpr std::int64_t kValueSlab = 32;
 // Rows of a block of the sweeps where gates' gradients are summed directly: P~ of a tile then fits
 // the first-level cache.
 inline constexpr std::int64_t kHistoryBlock = 16;
+inline constexpr std::int64_t kHistoryTile = 256;  // floats of a tile
 // Rows over which gates' gradients are summed from those of rows.
 inline constexpr std::int64_t kGateBlock = 32;
 // Rows of a block in value lanes.
@@ -38,8 +39,8 @@ inline constexpr std::int64_t kRowBlock = 4;
 struct Folds {
   bool per_key = false;
   std::int64_t rows = 0;
-  std::int64_t width = 0;        // of keys, or 32 equal numbers
-  std::int64_t pitch = 0;        // key_pitch, or 32
+  std::int64_t width = 0;        // of keys, or 64 equal numbers
+  std::int64_t pitch = 0;        // key_pitch, or 64
   float* lambda = nullptr;       // [rows + 1][pitch]: before row t, and at last
   float* inverse = nullptr;      // [rows + 1][pitch]: 1 / lambda
   float* factor = nullptr;       // [rows][pitch]: what a fold multiplies by
@@ -127,7 +128,7 @@ struct SweepArgs : ChunkArgs {
   float* dgv = nullptr;
   float* gate_sums = nullptr;
   float* states = nullptr;   // [blocks of rows] states, scratch; null: without decays
-  float* history = nullptr;  // [16][8][32], scratch
+  float* history = nullptr;  // [16][256], scratch
   // Lines that are brought into the second-level cache meanwhile, a column a tile.
   const PrefetchColumn* prefetch = nullptr;
   std::int64_t prefetch_count = 0;

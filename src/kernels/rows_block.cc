@@ -11,6 +11,7 @@
 // After targets.h.
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "src/kernels/reset-inl.h"
 #include "src/kernels/rows_lanes-inl.h"
 #include "src/kernels/unroll.h"
 
@@ -85,7 +86,7 @@ HWY_INLINE void write_rows(D d, const ErasingArgs& a, const float* x, const Valu
       state[j] = hn::Load(d, slab + j * kLanes);
       if constexpr (kScale) {
         const V f = hn::Set(d, factor[k]);
-        state[j] = hn::IfThenElseZero(hn::Ne(f, hn::Zero(d)), hn::Mul(state[j], f));
+        state[j] = hn::IfThenElseZero(is_kept(d, f), hn::Mul(state[j], f));
       }
     }
     OUZEL_UNROLL
@@ -130,7 +131,7 @@ void scale_values(const float* factor, std::int64_t keys, float* slab) {
   const D d;
   for (std::int64_t c = 0; c < kColumns; c += kLanes) {
     const V f = hn::Load(d, factor + c);
-    const auto kept = hn::Ne(f, hn::Zero(d));
+    const auto kept = is_kept(d, f);
     for (std::int64_t key = 0; key < keys; ++key) {
       float* s = slab + key * kValueSlab + c;
       hn::Store(hn::IfThenElseZero(kept, hn::Mul(hn::Load(d, s), f)), d, s);

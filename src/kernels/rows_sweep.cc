@@ -34,12 +34,12 @@ struct Kind {
 };
 
 // S through all rows. Where gradients of gates are wanted, the states between blocks are kept.
-template <class Kind>
+template <class Kind, int kN, int kM>
 HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
   const D d;
   const Place p = job.place;
   const bool first = p.value == 0;
-  Tile s;
+  Tile<kN, kM> s;
   load(d, a.state + p.state(a), a.keys, s);
   const std::int64_t rows = a.rows, key_pitch = a.key_pitch, value_pitch = a.value_pitch;
   const float *k = a.k + p.key, *b = at_or_null(a.b, p.key);
@@ -75,34 +75,34 @@ HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
 }
 
 // P~ of the rows [begin, end), from the state that was kept before.
-template <class Kind>
+template <class Kind, int kN, int kM>
 HWY_NOINLINE void sweep_history(const SweepArgs& a, const TileJob& job, std::int64_t begin,
                                 std::int64_t end) {
   const D d;
   const Place p = job.place;
   const float* states =
       begin == 0 ? a.state : a.states + (begin / kHistoryBlock - 1) * a.keys * a.values;
-  Tile s;
+  Tile<kN, kM> s;
   load(d, states + p.state(a), a.keys, s);
   float* history = a.history;
-  for (std::int64_t t = begin; t < end; ++t, history += kTileValues * kTileKeys) {
+  for (std::int64_t t = begin; t < end; ++t, history += kHistoryTile) {
     const std::int64_t x = t * a.key_pitch + p.key, v = t * a.value_pitch + p.value;
     if (HWY_UNLIKELY(job.decay.at[t])) decay_row(d, s, job.decay, t);
-    store(d, s, history, kTileKeys);
+    store(d, s, history, kM * kLanes);
     write(d, s, a.k + x, a.write + v);
     if constexpr (Kind::kGeneral) write(d, s, a.b + x, a.read + v);
   }
 }
 
 // G back through the rows [begin, end).
-template <class Kind>
+template <class Kind, int kN, int kM>
 HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_t begin,
                              std::int64_t end) {
   const D d;
   const Place p = job.place;
   const TileDecay& decay = job.decay;
   const bool first = p.value == 0;
-  Tile g;
+  Tile<kN, kM> g;
   load(d, (end == a.rows ? a.grad : a.grad_out) + p.state(a), a.keys, g);
   const std::int64_t rows = a.rows, key_pitch = a.key_pitch, value_pitch = a.value_pitch;
   const float *q = a.q + p.key, *k = a.k + p.key, *e = at_or_null(a.e, p.key);
@@ -126,7 +126,7 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
     if (decay.lambda != nullptr) multiply_keys(d, g, decay.lambda);
   }
   const float* near = job.next.first + begin * job.next.stride;
-  const float* before = at_or_null(a.history, (end - begin) * kTileValues * kTileKeys);
+  const float* before = at_or_null(a.history, (end - begin) * kHistoryTile);
   std::int64_t x = end * key_pitch, v = end * value_pitch;
   for (std::int64_t t = end - 1; t >= begin; --t) {
     x -= key_pitch, v -= value_pitch;
@@ -143,17 +143,17 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
     if constexpr (!Kind::kErases) read_keys(d, g, k + x, 0, dv, v);
     if constexpr (Kind::kErases && !Kind::kEraseBefore) write(d, g, e + x, dr + v);
     if constexpr (Kind::kDirect) {
-      before -= kTileValues * kTileKeys;
+      before -= kHistoryTile;
       if (HWY_UNLIKELY(decay.at[t])) {
         // What a factor of 0 drops adds nothing, even of NaN.
         const float *keys = decay.keys_at(t), *values = decay.values_at(t);
         if (keys != nullptr) drop_keys(d, g, keys);
         if (values != nullptr) drop_values(d, g, values);
-        read_products(d, g, before, kTileKeys, dg, x);
-        if (values != nullptr) read_keys(d, g, before, kTileKeys, dgv, v);
+        read_products(d, g, before, kM * kLanes, dg, x);
+        if (values != nullptr) read_keys(d, g, before, kM * kLanes, dgv, v);
         decay_row(d, g, decay, t);
       } else {
-        read_products(d, g, before, kTileKeys, dg, x);
+        read_products(d, g, before, kM * kLanes, dg, x);
       }
     }
     if constexpr (Kind::kEraseBefore) write(d, g, e + x, dr + v);
@@ -162,26 +162,42 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
   store(d, g, a.grad_out + p.state(a), a.keys);
 }
 
-template <class Kind>
+// The rows that a tile of G goes back through at a time: those of a wide one, and what is summed
+// for them, would leave the first-level cache.
+template <class Kind, int kM>
+constexpr std::int64_t grad_rows(const SweepArgs& a) {
+  return Kind::kDirect ? kHistoryBlock : kM > kVectors ? kGateBlock : a.rows;
+}
+
+template <class Kind, int kN, int kM>
 void sweep(const SweepArgs& a) {
-  const std::int64_t tiles = tiles_of(a);
   // Half of the columns are brought near by each of the sweeps.
+  const std::int64_t tiles = tiles_of<kValues, kVectors>(a);
   const std::int64_t later = std::min(tiles, a.prefetch_count / 2);
   Columns columns{tiles, std::min(tiles, a.prefetch_count - later)};
-  for_tiles(a, [&](const Place& p) HWY_ATTR {
+  for_tiles<kValues, kVectors>(a, [&](const Place& p) HWY_ATTR {
     const std::int64_t column = columns.next();
-    sweep_state<Kind>(a, TileJob(a, p, column == Columns::kNone ? column : later + column));
+    sweep_state<Kind, kValues, kVectors>(
+        a, TileJob(a, p, column == Columns::kNone ? column : later + column));
   });
-  const std::int64_t block = Kind::kDirect ? kHistoryBlock : a.rows;
+  const std::int64_t block = grad_rows<Kind, kM>(a);
   for (std::int64_t end = a.rows, begin; end > 0; end = begin) {
     begin = (end - 1) / block * block;
-    columns = {tiles, later};
-    for_tiles(a, [&](const Place& p) HWY_ATTR {
+    columns = {tiles_of<kN, kM>(a), later};
+    for_tiles<kN, kM>(a, [&](const Place& p) HWY_ATTR {
       const TileJob job(a, p, columns.next());
-      if constexpr (Kind::kDirect) sweep_history<Kind>(a, job, begin, end);
-      sweep_grad<Kind>(a, job, begin, end);
+      if constexpr (Kind::kDirect) sweep_history<Kind, kN, kM>(a, job, begin, end);
+      sweep_grad<Kind, kN, kM>(a, job, begin, end);
     });
   }
+}
+
+template <class Kind>
+void sweep(const SweepArgs& a) {
+  if constexpr (!Kind::kErases) {
+    if (a.keys % (kWideVectors * kLanes) == 0) return sweep<Kind, kWideValues, kWideVectors>(a);
+  }
+  sweep<Kind, kValues, kVectors>(a);
 }
 
 template <Erase kErase, bool kBefore>

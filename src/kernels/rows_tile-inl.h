@@ -1,4 +1,4 @@
-// A tile of a state in key lanes (rows_backward.h), 8 values x 32 keys in registers, and what
+// A tile of a state in key lanes (rows_backward.h), values x keys in registers, and what
 // a row does to it. Sums over values are sums of vectors; only those over keys go across lanes.
 
 // Per-target include guard.
@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "hwy/highway.h"
+#include "src/kernels/reset-inl.h"
 #include "src/kernels/rows_backward.h"
 #include "src/kernels/rows_lanes-inl.h"
 #include "src/kernels/unroll.h"
@@ -24,40 +25,46 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace {
 
-// 16 of the 32 registers of AVX-512, 8 of the 16 of AVX2. Fewer values of more keys would need
-// fewer sums over lanes, but rows of 64 tokens and 64 keys leave the first-level cache.
+// A tile is 16 of the 32 registers of AVX-512, 8 of the 16 of AVX2. Values and vectors of keys of
+// the shape that most sweeps take; its rows of 64 tokens stay in the first-level cache.
 constexpr int kValues = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 constexpr int kVectors = 2;
-constexpr std::int64_t kKeys = kVectors * kLanes;
+// The shape with the fewer sums over lanes, where keys are that many.
+constexpr int kWideValues = 4;
+constexpr int kWideVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
 
-using Tile = V[kValues][kVectors];
+template <int kN, int kM>
+using Tile = V[kN][kM];
 
-HWY_INLINE void load(D d, const float* from, std::int64_t pitch, Tile& s) {
+template <int kN, int kM>
+HWY_INLINE void load(D d, const float* from, std::int64_t pitch, Tile<kN, kM>& s) {
   OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
+  for (int i = 0; i < kN; ++i) {
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Load(d, from + i * pitch + j * kLanes);
+    for (int j = 0; j < kM; ++j) s[i][j] = hn::Load(d, from + i * pitch + j * kLanes);
   }
 }
 
-HWY_INLINE void store(D d, const Tile& s, float* to, std::int64_t pitch) {
+template <int kN, int kM>
+HWY_INLINE void store(D d, const Tile<kN, kM>& s, float* to, std::int64_t pitch) {
   OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
+  for (int i = 0; i < kN; ++i) {
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) hn::Store(s[i][j], d, to + i * pitch + j * kLanes);
+    for (int j = 0; j < kM; ++j) hn::Store(s[i][j], d, to + i * pitch + j * kLanes);
   }
 }
 
 // S += x a^T.
-HWY_INLINE void write(D d, Tile& s, const float* x, const float* a) {
-  V key[kVectors];
+template <int kN, int kM>
+HWY_INLINE void write(D d, Tile<kN, kM>& s, const float* x, const float* a) {
+  V key[kM];
   OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) key[j] = hn::Load(d, x + j * kLanes);
+  for (int j = 0; j < kM; ++j) key[j] = hn::Load(d, x + j * kLanes);
   OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
+  for (int i = 0; i < kN; ++i) {
     const V value = hn::Set(d, a[i]);
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) s[i][j] = hn::MulAdd(key[j], value, s[i][j]);
+    for (int j = 0; j < kM; ++j) s[i][j] = hn::MulAdd(key[j], value, s[i][j]);
   }
 }
 
@@ -90,97 +97,107 @@ struct Sums {
 };
 
 // The sums of a row += a * S over values, where a(i, j) is what vector j of value i is multiplied
-// by. Even and odd values go apart: one chain of sums would be waited for.
-template <class Factor>
-HWY_INLINE void add_values(D d, const Tile& s, const Sums& sums, std::int64_t row, Factor a) {
-  V even[kVectors], odd[kVectors];
+// by. Of many values even and odd ones go apart: one chain of sums would be waited for.
+template <int kN, int kM, class Factor>
+HWY_INLINE void add_values(D d, const Tile<kN, kM>& s, const Sums& sums, std::int64_t row,
+                           Factor a) {
+  constexpr int kChains = kN > 4 ? 2 : 1;
+  V sum[kChains][kM];
   const float* before = sums.before(row);
   OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) {
-    even[j] = hn::MulAdd(s[0][j], a(0, j), hn::Load(d, before + j * kLanes));
-    odd[j] = hn::Mul(s[1][j], a(1, j));
+  for (int j = 0; j < kM; ++j) {
+    sum[0][j] = hn::MulAdd(s[0][j], a(0, j), hn::Load(d, before + j * kLanes));
+    if constexpr (kChains == 2) sum[1][j] = hn::Mul(s[1][j], a(1, j));
   }
   OUZEL_UNROLL
-  for (int i = 2; i < kValues; i += 2) {
+  for (int i = kChains; i < kN; ++i) {
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      even[j] = hn::MulAdd(s[i][j], a(i, j), even[j]);
-      odd[j] = hn::MulAdd(s[i + 1][j], a(i + 1, j), odd[j]);
+    for (int j = 0; j < kM; ++j) {
+      sum[i % kChains][j] = hn::MulAdd(s[i][j], a(i, j), sum[i % kChains][j]);
     }
   }
   OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) {
-    hn::Store(hn::Add(even[j], odd[j]), d, sums.to + row + j * kLanes);
+  for (int j = 0; j < kM; ++j) {
+    if constexpr (kChains == 2) sum[0][j] = hn::Add(sum[0][j], sum[1][j]);
+    hn::Store(sum[0][j], d, sums.to + row + j * kLanes);
   }
 }
 
 // The sums of a row += S a.
-HWY_INLINE void read(D d, const Tile& s, const float* a, const Sums& sums, std::int64_t row) {
+template <int kN, int kM>
+HWY_INLINE void read(D d, const Tile<kN, kM>& s, const float* a, const Sums& sums,
+                     std::int64_t row) {
   add_values(d, s, sums, row, [&](int i, int) HWY_ATTR { return hn::Set(d, a[i]); });
 }
 
 // The sums of a row += the sums over values of S * other, a tile in memory.
-HWY_INLINE void read_products(D d, const Tile& s, const float* other, std::int64_t pitch,
+template <int kN, int kM>
+HWY_INLINE void read_products(D d, const Tile<kN, kM>& s, const float* other, std::int64_t pitch,
                               const Sums& sums, std::int64_t row) {
   add_values(d, s, sums, row,
              [&](int i, int j) HWY_ATTR { return hn::Load(d, other + i * pitch + j * kLanes); });
 }
 
 // The sums of a row, a number for each value, += S^T x; `pitch`: between the rows of x for values.
-HWY_INLINE void read_keys(D d, const Tile& s, const float* x, std::int64_t pitch, const Sums& sums,
-                          std::int64_t row) {
-  V sum[kValues];
+template <int kN, int kM>
+HWY_INLINE void read_keys(D d, const Tile<kN, kM>& s, const float* x, std::int64_t pitch,
+                          const Sums& sums, std::int64_t row) {
+  V sum[kN];
   OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
+  for (int i = 0; i < kN; ++i) {
     sum[i] = hn::Mul(s[i][0], hn::Load(d, x + i * pitch));
     OUZEL_UNROLL
-    for (int j = 1; j < kVectors; ++j) {
+    for (int j = 1; j < kM; ++j) {
       sum[i] = hn::MulAdd(s[i][j], hn::Load(d, x + i * pitch + j * kLanes), sum[i]);
     }
   }
   OUZEL_UNROLL
-  for (int i = 0; i < kValues; i += 4) {
+  for (int i = 0; i < kN; i += 4) {
     add_lanes(d, sum + i, sums.before(row) + i, sums.to + row + i);
   }
 }
 
 // S *= a factor per key; where that is 0, 0.
-HWY_INLINE void multiply_keys(D d, Tile& s, const float* factor) {
+template <int kN, int kM>
+HWY_INLINE void multiply_keys(D d, Tile<kN, kM>& s, const float* factor) {
   OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) {
+  for (int j = 0; j < kM; ++j) {
     const V f = hn::Load(d, factor + j * kLanes);
-    const auto kept = hn::Ne(f, hn::Zero(d));
+    const auto kept = is_kept(d, f);
     OUZEL_UNROLL
-    for (int i = 0; i < kValues; ++i) s[i][j] = hn::IfThenElseZero(kept, hn::Mul(s[i][j], f));
+    for (int i = 0; i < kN; ++i) s[i][j] = hn::IfThenElseZero(kept, hn::Mul(s[i][j], f));
   }
 }
 
 // S *= a factor per value; where that is 0, 0.
-HWY_INLINE void multiply_values(D d, Tile& s, const float* factor) {
+template <int kN, int kM>
+HWY_INLINE void multiply_values(D d, Tile<kN, kM>& s, const float* factor) {
   OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
+  for (int i = 0; i < kN; ++i) {
     const V f = hn::Set(d, factor[i]);
-    const auto kept = hn::Ne(f, hn::Zero(d));
+    const auto kept = is_kept(d, f);
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) s[i][j] = hn::IfThenElseZero(kept, hn::Mul(s[i][j], f));
+    for (int j = 0; j < kM; ++j) s[i][j] = hn::IfThenElseZero(kept, hn::Mul(s[i][j], f));
   }
 }
 
 // Zeros where the factors of a tile's keys, or of its values, are 0.
-HWY_INLINE void drop_keys(D d, Tile& s, const float* factor) {
+template <int kN, int kM>
+HWY_INLINE void drop_keys(D d, Tile<kN, kM>& s, const float* factor) {
   OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) {
-    const auto kept = hn::Ne(hn::Load(d, factor + j * kLanes), hn::Zero(d));
+  for (int j = 0; j < kM; ++j) {
+    const auto kept = is_kept(d, hn::Load(d, factor + j * kLanes));
     OUZEL_UNROLL
-    for (int i = 0; i < kValues; ++i) s[i][j] = hn::IfThenElseZero(kept, s[i][j]);
+    for (int i = 0; i < kN; ++i) s[i][j] = hn::IfThenElseZero(kept, s[i][j]);
   }
 }
-HWY_INLINE void drop_values(D d, Tile& s, const float* factor) {
+template <int kN, int kM>
+HWY_INLINE void drop_values(D d, Tile<kN, kM>& s, const float* factor) {
   OUZEL_UNROLL
-  for (int i = 0; i < kValues; ++i) {
+  for (int i = 0; i < kN; ++i) {
     if (factor[i] != 0.0f) continue;
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Zero(d);
+    for (int j = 0; j < kM; ++j) s[i][j] = hn::Zero(d);
   }
 }
 
@@ -217,7 +234,8 @@ struct TileDecay {
   }
 };
 
-HWY_INLINE void decay_row(D d, Tile& s, const TileDecay& decay, std::int64_t t) {
+template <int kN, int kM>
+HWY_INLINE void decay_row(D d, Tile<kN, kM>& s, const TileDecay& decay, std::int64_t t) {
   if (const float* f = decay.keys_at(t)) multiply_keys(d, s, f);
   if (const float* f = decay.values_at(t)) multiply_values(d, s, f);
 }
@@ -247,14 +265,17 @@ struct Columns {
   static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
 };
 
-inline std::int64_t tiles_of(const ChunkArgs& a) { return a.values / kValues * (a.keys / kKeys); }
-
-// body(place) for all tiles, those of the same keys after each other: rows of keys are the longer.
-template <class Body>
+// body(place) for all tiles of a shape, those of the same keys after each other: rows of keys are
+// the longer.
+template <int kN, int kM, class Body>
 HWY_INLINE void for_tiles(const ChunkArgs& a, Body body) {
-  for (std::int64_t key = 0; key < a.keys; key += kKeys) {
-    for (std::int64_t value = 0; value < a.values; value += kValues) body(Place{key, value});
+  for (std::int64_t key = 0; key < a.keys; key += kM * kLanes) {
+    for (std::int64_t value = 0; value < a.values; value += kN) body(Place{key, value});
   }
+}
+template <int kN, int kM>
+std::int64_t tiles_of(const ChunkArgs& a) {
+  return a.values / kN * (a.keys / (kM * kLanes));
 }
 
 }  // namespace

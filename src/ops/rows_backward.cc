@@ -318,6 +318,7 @@ float* RowsBackward::first_pass() {
   const std::int64_t chunk = backward_chunk(kind_);
   float* states = b_.kept;
   for (std::int64_t t = 0; t < tokens_; t += chunk, states += b_.state_size) {
+    check_cancelled();
     pack(t, std::min(chunk, tokens_ - t), false);
     float* end = states + b_.state_size;
     if (erases_) {
@@ -480,6 +481,7 @@ void RowsBackward::run(const StateMemory<const float>& initial,
     transpose_slabs(isa_, b_.keys, chunk_args().values, states, b_.transposed_end);
   }
   for (std::int64_t t = last; t >= 0; t -= chunk) {
+    check_cancelled();
     const std::int64_t tokens = std::min(chunk, tokens_ - t);
     if (source_keeps_) {
       backward(t, tokens, source_.kept(t, 0), nullptr);

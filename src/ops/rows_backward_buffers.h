@@ -110,7 +110,7 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
     *p = take_rows(folds_blocks, rows * key_pitch);
   }
   block_b = take_rows(folds_blocks && general, rows * key_pitch);
-  history = take(decays, kHistoryBlock * kTileValues * kTileKeys);
+  history = take(decays, kHistoryBlock * kHistoryTile);
   state_size = keys * padded(kind.values, kValueSlab);
   states = take(decays, blocks * state_size);
   transposed = take(erases || source_keeps, state_size);

@@ -237,7 +237,11 @@ void Scan::keep(const RowSource& source, std::int64_t first, std::int64_t column
   for (std::int64_t slab = 0; slab < slabs_; ++slab, to += keys * kSlab) {
     const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
     const float* from = state_[slab];
-    memory_traffic(isa_, {&from, 1}, {&to, 1}, kind_.keys * kSlab);
+    if (reinterpret_cast<std::uintptr_t>(to) % (kLine * sizeof(float)) == 0) {
+      memory_traffic(isa_, {&from, 1}, {&to, 1}, kind_.keys * kSlab);  // past the caches
+    } else {
+      std::copy_n(from, kind_.keys * kSlab, to);
+    }
     std::fill(to + kind_.keys * kSlab, to + keys * kSlab, 0.0f);
     for (std::int64_t i = 0; width < kSlab && i < kind_.keys; ++i) {
       std::fill(to + i * kSlab + width, to + (i + 1) * kSlab, 0.0f);
