@@ -82,6 +82,31 @@ HWY_INLINE Vec two_sum(Tag, Vec a, Vec b, Vec& residue) {
   return sum;
 }
 
+// The sums of kRows vectors, in lanes: of kRows neighbours each.
+template <int kRows>
+HWY_INLINE hn::Vec<D> sums_of(const float* rows) {
+  const D d;
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Load(d, rows);
+#else
+  if constexpr (kRows == 1) {
+    return hn::Load(d, rows);
+  } else {
+    const auto a = sums_of<kRows / 2>(rows);
+    const auto b = sums_of<kRows / 2>(rows + kRows / 2 * HWY_LANES(float));
+    return hn::Add(hn::ConcatEven(d, b, a), hn::ConcatOdd(d, b, a));
+  }
+#endif
+}
+
+// den[t] = the sum of a vector's lanes, parts [64][lanes].
+void sum_parts(const float* parts, float* den) {
+  constexpr int kLanes = HWY_LANES(float);
+  for (std::int64_t t = 0; t < kChunk; t += kLanes) {
+    hn::StoreU(sums_of<kLanes>(parts + t * kLanes), D(), den + t);
+  }
+}
+
 template <ElementMap kMap, bool kRead, bool kWrite, bool kNormalize>
 void pack_keyed_pair(const PackKeyedArgs& a) {
   const D d;
@@ -89,7 +114,7 @@ void pack_keyed_pair(const PackKeyedArgs& a) {
   // Partial sums of den over lanes: one horizontal sum a token, at the end.
   HWY_ALIGN float parts[kChunk * HWY_LANES(float)];
   if constexpr (kNormalize && kRead) {
-    for (std::int64_t i = 0; i < a.tokens * lanes; i += lanes) hn::Store(hn::Zero(d), d, parts + i);
+    for (std::int64_t i = 0; i < kChunk * lanes; i += lanes) hn::Store(hn::Zero(d), d, parts + i);
   }
   for (std::int64_t i = 0; i < padded(a.size, HWY_MAX(kKeyBlock, lanes)); i += lanes) {
     float* out = a.out + i / kKeyBlock * kKeyedBlockPitch + i % kKeyBlock;
@@ -128,9 +153,9 @@ void pack_keyed_pair(const PackKeyedArgs& a) {
     }
   }
   if constexpr (kNormalize && kRead) {
-    for (std::int64_t t = 0; t < a.tokens; ++t) {
-      a.den[t] = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, parts + t * lanes)));
-    }
+    HWY_ALIGN float den[kChunk];
+    sum_parts(parts, den);
+    for (std::int64_t t = 0; t < a.tokens; ++t) a.den[t] = den[t];
   }
 }
 
@@ -239,9 +264,7 @@ void FinishPackAhead(const PackAhead& p) {
     hn::Store(two_sum(d, hn::Load(d, p.z + i), residue, residue), d, p.z + i);
     hn::Store(residue, d, p.z_residue + i);
   }
-  for (std::int64_t t = 0; t < kChunk; ++t) {
-    p.den[t] = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, p.den_parts + t * lanes)));
-  }
+  sum_parts(p.den_parts, p.den);
 }
 
 void PackSlabs(const PackArgs& a) { pack_mapped(a, kSlab, kSlabPitch); }

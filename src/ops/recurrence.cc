@@ -1,6 +1,7 @@
 #include "src/ops/recurrence.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include <fmt/format.h>
@@ -140,12 +141,14 @@ struct Forward {
         if (spec.causal) b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
       }
       packed = false;
-      const float* own = b.q_map.exponents();
-      for (std::int64_t i = 0; i < tokens; ++i) {
-        b.factor[i] = !spec.normalize && own == nullptr
-                          ? scale * fold.read[i]
-                          : scale * output_factor(spec, scale * b.den[i],
-                                                  own != nullptr ? own[i] + exponent : 0);
+      if (const float* own = b.q_map.exponents(); own != nullptr) {
+        for (std::int64_t i = 0; i < tokens; ++i) {
+          b.factor[i] = scale * output_factor(spec, scale * b.den[i], own[i] + exponent);
+        }
+      } else if (spec.normalize) {
+        divide(b.den, b.factor);
+      } else {
+        for (std::int64_t i = 0; i < kChunk; ++i) b.factor[i] = scale * fold.read[i];
       }
       if (const std::int64_t next = t + kChunk; next < length) {
         if (spec.causal && elementwise && next + kChunk <= length) {
@@ -172,11 +175,24 @@ struct Forward {
     end(n, state, column, b);
   }
 
+  // output_factor without exponents, in a loop of known length and without branches, which becomes
+  // one of vectors: beyond a chunk's last token, too.
+  void divide(const float* den, float* factor) const {
+    const float scale = static_cast<float>(spec.scale), eps = static_cast<float>(spec.eps);
+    const float least = spec.clamp ? eps : -std::numeric_limits<float>::infinity();
+    const float add = spec.clamp ? 0 : eps;
+    for (std::int64_t i = 0; i < kChunk; ++i) {
+      const float sum = scale * den[i] + add;
+      factor[i] = scale * (1 / (sum < least ? least : sum));
+    }
+  }
+
   void begin(std::int64_t n, std::int64_t state, std::int64_t column, const Fold& fold,
              ForwardBuffers& b) const {
     const StateView& from = inputs.initial_state;
     std::fill(b.z, b.z + b.q_map.pitch(), 0.0f);
     std::fill(b.z_residue, b.z_residue + b.q_map.pitch(), 0.0f);
+    std::fill(b.den, b.den + kChunk, 0.0f);
     StateMemory<const float> memory;
     std::int64_t position = 0;
     if (from.present()) {

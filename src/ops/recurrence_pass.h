@@ -57,10 +57,10 @@ class StatePass {
         slabs_(padded(columns, kSlab) / kSlab) {
     // A vector of AVX-512 fills two blocks.
     for (float** p : {&keyed_, &next_keyed_}) {
-      *p = memory.template take<float>(padded(key_blocks_, 2) * kKeyedBlockPitch);
+      *p = memory.template take<float>(apart(padded(key_blocks_, 2) * kKeyedBlockPitch));
     }
     for (float** p : {&slabbed_, &next_slabbed_}) {
-      *p = memory.template take<float>(slabs_ * kSlabPitch);
+      *p = memory.template take<float>(apart(slabs_ * kSlabPitch));
     }
     state_ = memory.template take<float>(slabs_ * slab_state());
     low_ = memory.template take<float>(slabs_ * slab_state());
@@ -100,6 +100,10 @@ class StatePass {
   void run_long(std::int64_t tokens, const float* factor, float* out, std::int64_t out_stride,
                 bool stream);
   Meanwhile meanwhile() const;
+  // What lies after so many floats is half of 4 KiB ahead of what lies before: the tiles read one
+  // chunk while the other is packed, and a load that follows a store at the same place of another
+  // 4 KiB waits for it.
+  static std::int64_t apart(std::int64_t size) { return padded(size + 512, 1024) - 512; }
   void finish_meanwhile();
   std::int64_t slab_state() const { return key_blocks_ * kKeyBlock * kSlab; }
 
