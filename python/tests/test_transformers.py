@@ -265,6 +265,19 @@ def test_prefill_decode_prefill(name):
         close(got, logits(m, ids))
 
 
+@some_models
+def test_decoding_where_gradients_are_enabled(name):
+    m, ids = model(name), tokens(1, 6)
+
+    def run():
+        cache = m(ids[:, :5], use_cache=True).cache
+        return m(ids[:, 5:], use_cache=True, cache=cache).logits
+
+    expected, got = both(m, run)
+    assert got.requires_grad
+    close(got, expected)
+
+
 @pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "falcon_h1", "lfm2"])
 def test_static_cache(name):
     m, ids = model(name), tokens(2, 11)

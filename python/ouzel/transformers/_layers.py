@@ -78,17 +78,13 @@ def causal_conv1d_alone(hidden_states, weight, bias=None, activation=None, *, co
 
 
 def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activation=None, *, context):
-    if _activation(activation) is None or conv_state.shape[-1] != weight.shape[-1]:
+    activation = _activation(activation)
+    if activation is None or conv_state.shape[-1] != weight.shape[-1]:
         return NotImplemented
-    o, state = ops.short_conv(
-        hidden_states.transpose(1, 2),
-        weight,
-        bias,
-        conv_state,
-        output_final_state=True,
-        activation=_activation(activation),
-        context=context,
-    )
+    x, options = hidden_states.transpose(1, 2), dict(activation=activation, context=context)
+    if not torch.is_grad_enabled():
+        return ops.short_conv.step(x, weight, bias, conv_state, **options).transpose(1, 2)
+    o, state = ops.short_conv(x, weight, bias, conv_state, output_final_state=True, **options)
     conv_state.copy_(state)
     return o.transpose(1, 2)
 
@@ -222,6 +218,27 @@ def mamba_selective_scan(
     return (o, state) if return_last_state else o
 
 
+def mamba_selective_state_update(
+    state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, *, context, **_
+):
+    """Mamba-1, one token: the state changes in place, which leaves nothing for a backward pass."""
+    if torch.is_grad_enabled():
+        return NotImplemented
+    return ops.selective_scan.step(
+        hidden_states[:, None],
+        dt[:, None],
+        A,
+        B[:, None],
+        C[:, None],
+        D=D,
+        z=None if z is None else z[:, None],
+        dt_bias=dt_bias,
+        initial_state=state,
+        dt_softplus=dt_softplus,
+        context=context,
+    )[:, 0]
+
+
 MAMBA2 = {
     **CONVOLUTION,
     "mamba2_split_conv1d_scan_combined": no_fused_path,
@@ -232,6 +249,7 @@ MAMBA = {
     "causal_conv1d_fn": causal_conv1d_alone,
     "causal_conv1d_update": causal_conv1d_update,
     "mamba_selective_scan": mamba_selective_scan,
+    "mamba_selective_state_update": mamba_selective_state_update,
 }
 
 
