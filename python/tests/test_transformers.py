@@ -330,6 +330,14 @@ def test_packed_rows_are_as_alone(name, how):
             close(packed[row : row + 1], alone, 1e-5)
 
 
+def test_documents_begin_where_positions_do():
+    m, ids = model("recurrent_gemma"), tokens(2, 14)
+    positions = torch.tensor([[*range(5), *range(9)], [*range(14)]])
+    expected, got = both(m, lambda: logits(m, ids, position_ids=positions, use_cache=False))
+    close(got, expected)
+    assert not torch.equal(expected[0], logits(m, ids, use_cache=False)[0])
+
+
 @pytest.mark.parametrize("name", ["mamba", "jamba"])
 def test_mamba1_refuses_packed_rows(name):
     m = model(name)
