@@ -100,7 +100,9 @@ Results<float> run_by_table(Context& context, const Call& call) {
   for (const auto& [name, array] : call.upstream) {
     add(name, array, name == "do" ? Role::kToken : Role::kSequence);
   }
-  const Segments* segments = is_whole(a.segments, first_input(info, a)) ? nullptr : &a.segments;
+  const bool whole =
+      info.find_attribute("cu_seqlens") == nullptr || is_whole(a.segments, first_input(info, a));
+  const Segments* segments = whole ? nullptr : &a.segments;
   Results<float> results;
   for (const NamedArray& x : run_operator(context, info, Attributes(info, attributes), tensors,
                                           call.backward(), segments)) {

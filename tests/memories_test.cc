@@ -100,28 +100,12 @@ Call make_call(const std::string& op, Sizes sizes, const Options& options, std::
   reference::Tensors<double> upstream;
   for (const TensorInfo& output : info.outputs) {
     const bool state = output.shape.starts_with("N ");
-    if (output.gradient.empty() || !attributes.hold(output.when) || output.gradient == "dmt" ||
-        (state && !options.states)) {
+    if (output.gradient.empty() || !attributes.hold(output.when) || (state && !options.states)) {
       continue;
     }
     upstream[output.gradient] = random_array<double>(random, shape_of(output, sizes));
   }
-  Call call{std::move(a), {}};
-  if (op == "mlstm" && options.states) {
-    // A loss that does not tell a state from the same state with another m.
-    const Results<double> r = run_reference(call);
-    const Doubles &s = r.outputs.at(1).array, &z = r.outputs.at(2).array;
-    Doubles dm(r.outputs.at(3).array.shape);
-    for (std::size_t i = 0; i < s.data.size(); ++i) {
-      dm.data[i / (s.data.size() / dm.data.size())] += s.data[i] * upstream["dht"].data[i];
-    }
-    for (std::size_t i = 0; i < z.data.size(); ++i) {
-      dm.data[i / (z.data.size() / dm.data.size())] += z.data[i] * upstream["dzt"].data[i];
-    }
-    upstream["dmt"] = dm;
-  }
-  call.upstream = std::move(upstream);
-  return call;
+  return {std::move(a), std::move(upstream)};
 }
 
 Sizes sizes_of(std::int64_t tokens, std::int64_t keys, std::int64_t values) {
@@ -459,7 +443,7 @@ TEST(Memories, RefuseWhatTheyCannotTake) {
   refused("gsa", "q has 3 heads and v has 2", {}, [](ByName& a) {
     a.inputs["q"] = Doubles({2, 9, 3, 4});
   });
-  refused("ttt_linear", "mini_batch_size should be at least 1", {},
+  refused("ttt_linear", "mini_batch_size '0' is not a whole number of at least 1", {},
           [](ByName& a) { a.attributes["mini_batch_size"] = "0"; });
   refused("efficient_attention", "the scaling variant", {}, [](ByName& a) {
     a.attributes = {{"variant", "scaling"}, {"causal", "true"}};

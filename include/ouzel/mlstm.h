@@ -38,10 +38,10 @@ struct MlstmOutputs {
 OUZEL_EXPORT void mlstm(Context& context, const MlstmOptions& options, const MlstmInputs& inputs,
                         const MlstmOutputs& outputs);
 
-// Upstream gradients; absent ones of states are zeros. They are those of a loss that does not tell
-// a state from the same state with another m: its gradient by m, <S', dS'> + <z', dz'>, is implied.
+// Upstream gradients; absent ones of states are zeros. Those of a loss that does not tell a state
+// from the same state with another m have m = <S', dS'> + <z', dz'>.
 struct MlstmOutputGrads {
-  ConstTensor o, final_state, z;
+  ConstTensor o, final_state, z, m;
 };
 // Assigned; absent ones are not computed.
 struct MlstmInputGrads {

@@ -1,5 +1,6 @@
 #include "src/ops/arguments.h"
 
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -9,6 +10,16 @@ namespace ouzel {
 
 void refuse(const char* op, const std::string& sentence) {
   throw Error(ErrorKind::kInvalidArgument, fmt::format("{}: {}", op, sentence));
+}
+
+double checked(const char* op, const char* name, double option, double least) {
+  if (std::abs(option) <= std::numeric_limits<float>::max() && option >= least) return option;
+  const std::string range = std::isfinite(least) ? fmt::format(" of at least {}", least) : "";
+  refuse(op, fmt::format("{} should be a finite number{}, not {}", name, range, option));
+}
+
+double scale_of(const char* op, const std::optional<double>& given, std::int64_t size) {
+  return checked(op, "scale", given.value_or(1 / std::sqrt(static_cast<double>(size))));
 }
 
 namespace {

@@ -6,6 +6,8 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <string>
 
 #include "ouzel/error.h"
@@ -15,6 +17,12 @@
 namespace ouzel {
 
 [[noreturn]] void refuse(const char* op, const std::string& sentence);
+
+// An option, which must be a number that float32 holds, of at least `least`.
+double checked(const char* op, const char* name, double option,
+               double least = -std::numeric_limits<double>::infinity());
+// The factor on queries or keys: size^-0.5 where none is given.
+double scale_of(const char* op, const std::optional<double>& given, std::int64_t size);
 
 // The extents of a tensor that must be there; `letters` says what they are: "batch, tokens, width".
 template <int Rank, bool Const>

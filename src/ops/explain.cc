@@ -1,5 +1,6 @@
 #include "src/ops/explain.h"
 
+#include <algorithm>
 #include <cctype>
 #include <sstream>
 #include <string>
@@ -59,9 +60,14 @@ Count sum(const std::vector<TensorInfo>& tensors, const Attributes& defaults,
 
 Explanation explain(const OperatorInfo& law, const ExplainSizes& sizes) {
   if (law.cost.forward == 0) {
-    throw Error(
-        ErrorKind::kInvalidArgument,
-        fmt::format("{} keeps no state of a fixed size that costs could be counted for", law.name));
+    const bool has_state = std::ranges::any_of(law.outputs, &TensorInfo::is_state);
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("{} {}; ouzel attend --list {} shows what it computes", law.name,
+                            has_state ? "does not cost a fixed number of operations per token and "
+                                        "number of its state: nothing is counted"
+                                      : "keeps no state of a fixed size that costs could be "
+                                        "counted for",
+                            law.name));
   }
   if (sizes.tokens < 1 || sizes.keys < 1 || sizes.values < 1 || sizes.heads < 1) {
     throw Error(ErrorKind::kInvalidArgument,

@@ -25,13 +25,15 @@ struct Call {
         o_shape{k_shape[0], k_shape[1], v_shape[2], sizes.values},
         beta_shape{k_shape[0], k_shape[1], v_shape[2]},
         s_shape{sequences.count(), v_shape[2], sizes.keys, sizes.values},
-        scale(options.scale.value_or(1 / std::sqrt(static_cast<double>(sizes.keys)))),
+        scale(scale_of(op, options.scale, sizes.keys)),
         q(required<const float, 4>(op, "q", in.q, k_shape)),
         k(required<const float, 4>(op, "k", in.k, k_shape)),
         v(required<const float, 4>(op, "v", in.v, o_shape)),
         beta(required<const float, 3>(op, "beta", in.beta, beta_shape)),
         gv(view_of<const float, 4>(op, "gv", in.gv, o_shape)),
-        s0(view_of<const float, 4>(op, "initial_state", in.initial_state, s_shape)) {}
+        s0(view_of<const float, 4>(op, "initial_state", in.initial_state, s_shape)) {
+    checked(op, "l2norm_eps", options.l2norm_eps, 0);
+  }
 
   const char* op;
   GatedOjaRuleOptions options;

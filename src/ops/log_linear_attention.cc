@@ -156,6 +156,7 @@ void log_linear_attention(Context& context, const LogLinearAttentionOptions& opt
                           const LogLinearAttentionInputs& inputs, const Tensor& o) {
   const Call c("log_linear_attention", inputs);
   const auto o_rows = required<float, 4>(c.op, "o", o, c.o_shape);
+  const double scale = checked(c.op, "scale", options.scale);
   check_gates(context, c);
   reserve_for<Work>(context, c.sizes);
   context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
@@ -164,7 +165,7 @@ void log_linear_attention(Context& context, const LogLinearAttentionOptions& opt
     Work w(scratch, c.sizes);
     for (std::int64_t t = 0; t < seq.length; ++t) {
       const double factor = w.read_token(c, seq.batch, seq.begin + t, j);
-      advance(context.isa(), c.sizes, options.scale, factor, t, w);
+      advance(context.isa(), c.sizes, scale, factor, t, w);
       write(w.o, c.sizes.values, o_rows(seq.batch, seq.begin + t, j));
     }
   });
@@ -189,7 +190,7 @@ void log_linear_attention_backward(Context& context, const LogLinearAttentionOpt
   check_gates(context, c);
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
-  const double scale = options.scale;
+  const double scale = checked(c.op, "scale", options.scale);
   const std::int64_t key_heads = c.k_shape[2];
   reserve_for<BackwardWork>(context, z);
   context.impl().run(c.sequences.count() * key_heads, [&](std::int64_t task, Scratch& scratch) {
@@ -290,6 +291,7 @@ void log_linear_attention_step(Context& context, const LogLinearAttentionOptions
     refuse(c.op, fmt::format("position {} needs {} levels; level_scales has {}", p,
                              states_of(p + 1) + 1, c.sizes.levels));
   }
+  const double scale = checked(c.op, "scale", options.scale);
   check_gates(context, c);
   const Sizes& z = c.sizes;
   reserve_for<Work>(context, z);
@@ -301,7 +303,7 @@ void log_linear_attention_step(Context& context, const LogLinearAttentionOptions
       if (is_held(position, i)) read_matrix(ladder, w.state(z, i), n, j, i);
     }
     const double factor = w.read_token(c, n, 0, j);
-    advance(context.isa(), z, options.scale, factor, position, w);
+    advance(context.isa(), z, scale, factor, position, w);
     write(w.o, z.values, o_rows(n, 0, j));
     for (std::int64_t i = 0; i < z.states; ++i) {
       if (is_held(position + 1, i)) write_matrix(w.state(z, i), ladder, n, j, i);

@@ -33,7 +33,7 @@ struct Call {
         s_shape{sequences.count(), heads, sizes.keys, sizes.values},
         z_shape{sequences.count(), heads, sizes.keys},
         m_shape{sequences.count(), heads},
-        scale(options.scale.value_or(1 / std::sqrt(static_cast<double>(sizes.keys)))),
+        scale(scale_of(op, options.scale, sizes.keys)),
         q(required<const float, 4>(op, "q", in.q, k_shape)),
         k(required<const float, 4>(op, "k", in.k, k_shape)),
         v(required<const float, 4>(op, "v", in.v, o_shape)),
@@ -175,6 +175,7 @@ void mlstm_backward(Context& context, const MlstmOptions& options, const MlstmIn
   const auto ds_last =
       view_of<const float, 4>(c.op, "d_final_state", output_grads.final_state, c.s_shape);
   const auto dz_last = view_of<const float, 3>(c.op, "dz", output_grads.z, c.z_shape);
+  const auto dm_last = view_of<const float, 2>(c.op, "dm", output_grads.m, c.m_shape);
   const auto dq = view_of<float, 4>(c.op, "dq", grads.q, c.k_shape);
   const auto dk = view_of<float, 4>(c.op, "dk", grads.k, c.k_shape);
   const auto dv = view_of<float, 4>(c.op, "dv", grads.v, c.o_shape);
@@ -197,6 +198,10 @@ void mlstm_backward(Context& context, const MlstmOptions& options, const MlstmIn
     b.history.run(w.state, seq.length, step);
     const Matrix64 d_state = matrix_of(b.d_state, z);
     read_with_z(ds_last, dz_last, n, h, d_state);
+    // Outputs do not know m: what they pass to S, z and m is 0 along (S e^-a, z e^-a, m + a). What
+    // the final state passes along it, `along`, goes to whichever of the two m' is.
+    double along = dm_last.data == nullptr ? 0 : static_cast<double>(dm_last.at(n, h));
+    along -= dot(isa, w.state, b.d_state, size);
     for (std::int64_t t = seq.length; t-- > 0;) {
       const std::int64_t at = seq.begin + t;
       double *before = b.history.before(t, step), *after = before + size;
@@ -227,18 +232,20 @@ void mlstm_backward(Context& context, const MlstmOptions& options, const MlstmIn
       for (std::int64_t i = 0; i < z.values; ++i) b.dv[i] *= weight;
       write(b.dk, z.keys, row_at(dk, seq.batch, at, h));
       write(b.dv, z.values, row_at(dv, seq.batch, at, h));
-      const double d_i = dot(isa, b.dk, w.k, z.keys);
+      const bool opens = w.keep[t] < 1;  // m' is i
+      const double d_i = dot(isa, b.dk, w.k, z.keys) + (opens ? along : 0);
       write(&d_i, 1, row_at(di, seq.batch, at, h));
       // What is kept.
       const double keep = w.keep[t];
-      const double d_log_f = keep == 0 ? 0 : keep * dot(isa, b.d_state, before, size);
+      if (opens) along = 0;
+      const double d_log_f = (keep == 0 ? 0 : keep * dot(isa, b.d_state, before, size)) + along;
       const double d_f = d_log_f * sigmoid(-static_cast<double>(c.f.at(seq.batch, at, h)));
       write(&d_f, 1, row_at(df, seq.batch, at, h));
       for (std::int64_t x = 0; x < size; ++x) b.d_state[x] *= keep;
     }
     write_with_z(d_state, ds0, dz0, n, h);
     read_with_z(c.s0, c.z0, n, h, matrix_of(w.state, z));
-    const double d_m = dot(isa, w.state, b.d_state, size);
+    const double d_m = dot(isa, w.state, b.d_state, size) + along;
     write(&d_m, 1, row_at(dm0, n, h));
   });
   for (const Tensor* rows : {&grads.q, &grads.k, &grads.v, &grads.i, &grads.f}) {

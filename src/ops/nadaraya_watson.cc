@@ -27,10 +27,12 @@ struct Call {
         q_view(required<const float, 2>(op, "queries", in.queries, {queries, features})),
         factor(options.kernel == RegressionKernel::kGaussian
                    ? 1 / (options.bandwidth * options.bandwidth)
-                   : options.scale.value_or(1 / std::sqrt(static_cast<double>(features)))) {
+                   : scale_of(op, options.scale, features)) {
     if (points == 0) refuse(op, "there are no points to average");
-    if (options.kernel == RegressionKernel::kGaussian && !(options.bandwidth > 0)) {
-      refuse(op, fmt::format("the bandwidth should be above 0, not {}", options.bandwidth));
+    if (options.kernel == RegressionKernel::kGaussian &&
+        !(std::isnormal(factor) && options.bandwidth > 0)) {
+      refuse(op, fmt::format("the bandwidth should be a number from 1e-154 to 1e154, not {}",
+                             options.bandwidth));
     }
   }
   // Doubles that `load` takes, and what it fills.

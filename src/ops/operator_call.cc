@@ -61,6 +61,10 @@ OperatorCall::OperatorCall(const OperatorInfo& info, const Attributes& attribute
     : info_(info), attributes_(attributes), backward_(backward) {
   check_names(tensors);
   if (segments != nullptr) {
+    if (info.find_attribute("cu_seqlens") == nullptr) {
+      refuse(
+          fmt::format("{} takes no segments: every row of its batch is one sequence", info.name));
+    }
     segments_ = *segments;
   } else if (const auto cu_seqlens = attributes.integers("cu_seqlens")) {
     segments_ = Segments::packed(*cu_seqlens);
@@ -403,6 +407,12 @@ void OperatorCall::begin_states() const {
 void OperatorCall::run(Context& context) {
   context_ = &context;
   check_overlaps();
+  // Without tokens and states there is nothing to do, however many heads are without them.
+  const bool has_work = std::ranges::any_of(results_, [&](const ResultInfo& result) {
+    const bool wanted = &result == &results_.front() || out(result.name).present();
+    return wanted && std::ranges::count(result.shape, 0) == 0;
+  });
+  if (!has_work) return;
   std::vector<Array> converted;
   for (auto& [name, taken] : in_) {
     if (is_plain(taken.tensor, taken.dtype)) continue;

@@ -41,7 +41,7 @@ class OperatorCall {
   // Puts each final state to the memory of its initial state, which must be given, writable and
   // float32. Throws Error(kInvalidArgument).
   void update_states();
-  // Once.
+  // Once. Where all results are empty, nothing is computed, nor checked beyond what the table says.
   void run(Context& context);
 
   // --- for the row, while it runs

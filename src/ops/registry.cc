@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -38,43 +39,66 @@ std::optional<std::vector<std::int64_t>> parsed_list(std::string_view text) {
   return list;
 }
 
-// `text` in plain form if it is a value of the attribute, else a sentence's end: what was expected.
-struct Checked {
-  bool good;
-  std::string text;
-};
-Checked checked(const AttributeInfo& info, std::string_view text) {
+bool is_within(const NumberRange& range, double value) {
+  return value >= range.least && value <= range.most && value > range.above;
+}
+
+// `text` in plain form if it is a value of the attribute.
+std::optional<std::string> plain(const AttributeInfo& info, std::string_view text) {
   switch (info.kind) {
     case AttributeKind::kFlag:
-      if (text == "true" || text == "1") return {true, "true"};
-      if (text == "false" || text == "0") return {true, "false"};
-      return {false, "true or false"};
-    case AttributeKind::kInteger:
-      if (const auto value = parsed<std::int64_t>(text)) return {true, std::to_string(*value)};
-      return {false, "a whole number"};
-    case AttributeKind::kNumber:
-      if (const auto value = parsed<double>(text); value && std::isfinite(*value)) {
-        return {true, fmt::format("{}", *value)};
+      if (text == "true" || text == "1") return "true";
+      if (text == "false" || text == "0") return "false";
+      return std::nullopt;
+    case AttributeKind::kInteger: {
+      const auto value = parsed<std::int64_t>(text);
+      if (!value || !is_within(info.range, static_cast<double>(*value))) return std::nullopt;
+      return std::to_string(*value);
+    }
+    case AttributeKind::kNumber: {
+      const auto value = parsed<double>(text);
+      constexpr double kMost = std::numeric_limits<float>::max();
+      if (!value || !(std::abs(*value) <= kMost)) return std::nullopt;
+      if (!is_within(info.range, static_cast<double>(static_cast<float>(*value)))) {
+        return std::nullopt;
       }
-      return {false, "a number"};
+      return fmt::format("{}", *value);
+    }
     case AttributeKind::kIntegers:
-      if (const auto list = parsed_list(text)) {
-        return {true, fmt::format("[{}]", fmt::join(*list, ", "))};
-      }
-      return {false, "a list of whole numbers like [0, 17, 52]"};
+      if (const auto list = parsed_list(text)) return fmt::format("[{}]", fmt::join(*list, ", "));
+      return std::nullopt;
     case AttributeKind::kText:
       if (text.size() >= 2 && text.starts_with('"') && text.ends_with('"')) {
         text = text.substr(1, text.size() - 2);
       }
-      if (info.choices.empty() || std::count(info.choices.begin(), info.choices.end(), text) != 0) {
-        return {true, std::string(text)};
-      }
-      return {false, "one of " + joined(info.choices) + did_you_mean(text, info.choices)};
+      if (!info.choices.empty() && std::ranges::count(info.choices, text) == 0) return std::nullopt;
+      return std::string(text);
   }
-  return {false, "a value"};
+  return std::nullopt;
 }
 
 }  // namespace
+
+std::string AttributeInfo::domain() const {
+  const std::string number = kind == AttributeKind::kInteger ? "a whole number" : "a number";
+  switch (kind) {
+    case AttributeKind::kFlag:
+      return "true or false";
+    case AttributeKind::kInteger:
+    case AttributeKind::kNumber:
+      if (std::isfinite(range.above)) return fmt::format("{} above {}", number, range.above);
+      if (std::isfinite(range.most)) {
+        return fmt::format("{} from {:.0f} to {:.0f}", number, range.least, range.most);
+      }
+      if (std::isfinite(range.least)) return fmt::format("{} of at least {}", number, range.least);
+      return number;
+    case AttributeKind::kIntegers:
+      return "a list of whole numbers like [0, 17, 52]";
+    case AttributeKind::kText:
+      return choices.empty() ? "a text" : "one of " + joined(choices);
+  }
+  return "a value";
+}
 
 const AttributeInfo* OperatorInfo::find_attribute(std::string_view attribute) const {
   for (const AttributeInfo& info : attributes) {
@@ -117,12 +141,16 @@ Attributes::Attributes(const OperatorInfo& info, const std::map<std::string, std
     }
     const std::string_view value = trimmed(text);
     if (value == "null" || value.empty()) continue;
-    Checked result = checked(*attribute, value);
-    if (!result.good) {
-      refuse(
-          fmt::format("{}: {} '{}' is not {}", info.name, name, printable(text, 60), result.text));
+    const std::optional<std::string> checked = plain(*attribute, value);
+    if (!checked) {
+      const std::string near = did_you_mean(value, attribute->choices);
+      const std::string remedy = attribute->fallback.empty()
+                                     ? "; leave it out for its default"
+                                     : "; leave it out for " + attribute->fallback;
+      refuse(fmt::format("{}: {} '{}' is not {}{}", info.name, name, printable(text, 60),
+                         attribute->domain(), near.empty() ? remedy : near));
     }
-    values_[name] = std::move(result.text);
+    values_[name] = *checked;
   }
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <span>
@@ -28,12 +29,23 @@ using Letters = std::map<std::string, std::int64_t>;
 
 enum class AttributeKind { kFlag, kInteger, kNumber, kText, kIntegers };
 
+// What a number may be: from `least` to `most`, but not `above` itself.
+struct NumberRange {
+  double least = -std::numeric_limits<double>::infinity();
+  double most = std::numeric_limits<double>::infinity();
+  double above = -std::numeric_limits<double>::infinity();
+};
+
 struct AttributeInfo {
   std::string name;
   AttributeKind kind;
   std::string meaning;
   std::string fallback;              // its value where it is not given; empty: `meaning` says
   std::vector<std::string> choices;  // of a text; empty: any
+  NumberRange range = {};            // of a number, which float32 must hold, or a whole number
+
+  // What may be given: "a number of at least 0", "one of linear, geometric".
+  std::string domain() const;
 };
 
 // A tensor that an operator takes or gives.

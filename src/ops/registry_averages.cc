@@ -101,7 +101,7 @@ std::vector<OperatorInfo> average_rows() {
        {{"x", "TK D", "dx"}, {"y", "TK V", "dy"}, {"queries", "TQ D", "dqueries"}},
        {{"o", "TQ V", "do"}},
        {{"kernel", kText, "Kernel of the weights", "gaussian", {"gaussian", "exp_dot"}},
-        {"bandwidth", kNumber, "Width of the Gaussian", "1"},
+        {"bandwidth", kNumber, "Width of the Gaussian", "1", {}, kPositive},
         {"scale", kNumber, "Factor on the dot product (default: D^-0.5)"}},
        run_nadaraya_watson},
   };

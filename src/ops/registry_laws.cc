@@ -70,11 +70,16 @@ OperatorInfo row_of(const Law& law) {
                                std::string("q, k") + (law.has(LawRole::kEraseKey) ? " and p" : "") +
                                    " are x / sqrt(x . x + l2norm_eps)",
                                "false"});
-    info.attributes.push_back({"l2norm_eps", kNumber, "Added to the square of the length", "1e-6"});
+    info.attributes.push_back(
+        {"l2norm_eps", kNumber, "Added to the square of the length", "1e-6", {}, kNotNegative});
   }
   if (law.many_rows()) {
-    info.attributes.push_back({"num_householder", kInteger,
-                               "Rows of k, v and beta for each token (TN = T times it)", "1"});
+    info.attributes.push_back({"num_householder",
+                               kInteger,
+                               "Rows of k, v and beta for each token (TN = T times it)",
+                               "1",
+                               {},
+                               {1, 1 << 20}});
   }
   info.run = run_matrix_law;
   info.takes_half = true;

@@ -182,7 +182,8 @@ std::vector<OperatorInfo> linear_attention_rows() {
   const char* luna = "feature_map=luna";
   const AttributeInfo quadratic_scale = {"scale", kNumber, "Factor on q.k (default: K^-0.5)"};
   const AttributeInfo normalize = {"normalize", kFlag, "Divide by the sum of the weights", "true"};
-  const AttributeInfo eps = {"eps", kNumber, "Added to the sum of the weights", "1e-06"};
+  const AttributeInfo eps = {"eps",   kNumber, "Added to the sum of the weights",
+                             "1e-06", {},      kNotNegative};
   return {
       {"linear_attention",
        {"linear_attn"},
@@ -219,15 +220,19 @@ std::vector<OperatorInfo> linear_attention_rows() {
          "Of taylor2: full (default), symmetric; of hedgehog: joint (default), separate",
          "",
          {"full", "symmetric", "joint", "separate"}},
-        {"nu", kInteger, "Products of dpfp", "1"},
-        {"kernel_eps", kNumber, "Added to the features of favor_relu", "0.001"},
-        {"l2norm_eps", kNumber, "Added to |x|^2 by l2norm", "1e-06"},
-        {"m", kInteger, "Length that positions of cosformer stay below"},
+        {"nu", kInteger, "Products of dpfp", "1", {}, kAtLeastOne},
+        {"kernel_eps", kNumber, "Added to the features of favor_relu", "0.001", {}, kNotNegative},
+        {"l2norm_eps", kNumber, "Added to |x|^2 by l2norm", "1e-06", {}, kNotNegative},
+        {"m", kInteger, "Length that positions of cosformer stay below", "", {}, kAtLeastOne},
         {"scale", kNumber, "Factor on phi(q) (default: 1; identity and dpfp K^-0.5)"},
         {"normalize", kFlag, "Divide by the sum of the weights", "false"},
-        {"eps", kNumber,
+        {"eps",
+         kNumber,
          "Added to the sum of the weights, of cosformer its least value (default: 1e-6; identity "
-         "1e-10, dpfp 1e-5; exp, favor_relu and signed maps 0)"},
+         "1e-10, dpfp 1e-5; exp, favor_relu and signed maps 0)",
+         "",
+         {},
+         kNotNegative},
         {"causal", kFlag, "A token sees no later one", "true"},
         kReverseAttribute,
         kCuSeqlensAttribute,
@@ -261,8 +266,13 @@ std::vector<OperatorInfo> linear_attention_rows() {
        {{"q", "B TQ HQ K", "dq"}, {"k", "B TK HK K", "dk"}, {"v", "B TK HV V", "dv"}},
        {{"o", "B TQ HO V", "do"}},
        {{"causal", kFlag, "A token sees no later one", "true"},
-        {"m", kInteger, "Length that positions stay below (default: that of the sequence)"},
-        {"eps", kNumber, "Least value of the sum of the weights", "1e-06"},
+        {"m",
+         kInteger,
+         "Length that positions stay below (default: that of the sequence)",
+         "",
+         {},
+         kAtLeastOne},
+        {"eps", kNumber, "Least value of the sum of the weights", "1e-06", {}, kNotNegative},
         kCuSeqlensAttribute},
        run_cosformer},
   };

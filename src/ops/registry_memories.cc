@@ -31,16 +31,17 @@ void run_mlstm(OperatorCall& call) {
            .m = call.out("m")});
   }
   if (!call.backward()) return;
-  mlstm_backward(call.context(), options, inputs,
-                 {.o = call.in("do"), .final_state = call.in("dht"), .z = call.in("dzt")},
-                 {.q = call.out("dq"),
-                  .k = call.out("dk"),
-                  .v = call.out("dv"),
-                  .i = call.out("di"),
-                  .f = call.out("df"),
-                  .initial_state = call.out("dh0"),
-                  .initial_z = call.out("dz0"),
-                  .initial_m = call.out("dm0")});
+  mlstm_backward(
+      call.context(), options, inputs,
+      {.o = call.in("do"), .final_state = call.in("dht"), .z = call.in("dzt"), .m = call.in("dmt")},
+      {.q = call.out("dq"),
+       .k = call.out("dk"),
+       .v = call.out("dv"),
+       .i = call.out("di"),
+       .f = call.out("df"),
+       .initial_state = call.out("dh0"),
+       .initial_z = call.out("dz0"),
+       .initial_m = call.out("dm0")});
 }
 
 void run_rfa_gate(OperatorCall& call) {
@@ -206,7 +207,7 @@ std::vector<OperatorInfo> memory_rows() {
        {kScaleAttribute,
         {"use_q_l2norm", kFlag, "q := q / sqrt(|q|^2 + l2norm_eps)", "false"},
         {"use_k_l2norm", kFlag, "k := k / sqrt(|k|^2 + l2norm_eps)", "false"},
-        {"l2norm_eps", kNumber, "Added to the square of the length", "1e-6"},
+        {"l2norm_eps", kNumber, "Added to the square of the length", "1e-6", {}, kNotNegative},
         kCuSeqlensAttribute},
        run_gated_oja_rule,
        {7, 18}},
@@ -239,8 +240,13 @@ std::vector<OperatorInfo> memory_rows() {
         {"hb0", "N H K", "dhb0", true}},
        {{"o", "B T H K", "do"}, {"final_state", "N H K K", "dht"}, {"hbt", "N H K", "dhbt"}},
        {kScaleAttribute,
-        {"mini_batch_size", kInteger, "Tokens between two steps of the state", "16"},
-        {"eps", kNumber, "Added to the variance of the layer norm", "1e-6"},
+        {"mini_batch_size",
+         kInteger,
+         "Tokens between two steps of the state",
+         "16",
+         {},
+         kAtLeastOne},
+        {"eps", kNumber, "Added to the variance of the layer norm", "1e-6", {}, kNotNegative},
         kCuSeqlensAttribute},
        run_ttt_linear},
   };

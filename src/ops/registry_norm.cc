@@ -83,7 +83,7 @@ std::vector<OperatorInfo> norm_rows() {
         {"weight", "D|H D", "dweight", true},
         {"gate", "B T H D", "dgate", true}},
        {{"o", "B T H D", "do"}},
-       {{"eps", kNumber, "Added to the mean", "1e-6"},
+       {{"eps", kNumber, "Added to the mean", "1e-6", {}, kNotNegative},
         {"activation", kText, "Of the gate", "silu", {"silu", "sigmoid"}},
         {"gate_first", kFlag, "The gate multiplies x, as in Mamba-2, not the result", "false"}},
        run_rms_norm},

@@ -16,7 +16,8 @@ namespace {
 
 using enum AttributeKind;
 
-const AttributeInfo kHeadsAttribute = {"H", kInteger, "Number of value heads, checked if given"};
+const AttributeInfo kHeadsAttribute = {"H", kInteger, "Number of value heads, checked if given",
+                                       "",  {},       kAtLeastOne};
 const TensorInfo kLogDecayTensor = {"g_gamma", "HV", "", true, "", DType::kF64};
 
 // Retention with the decays that the call gives as `g_gamma`, else with those of the rule.
@@ -91,8 +92,8 @@ std::vector<OperatorInfo> retention_rows() {
        {kQueryTensor, kKeyTensor, kValueTensor, kLogDecayTensor, kInitialStateTensor},
        {kOutputTensor, kFinalStateTensor, kWeightsTensor},
        {kScaleAttribute,
-        {"layer_idx", kInteger, "Index of the layer, from 0"},
-        {"num_layers", kInteger, "Number of layers"},
+        {"layer_idx", kInteger, "Index of the layer, from 0", "", {}, kNotNegative},
+        {"num_layers", kInteger, "Number of layers", "", {}, kAtLeastOne},
         {"slopes", kText, "Rule of the decays", "linear", {"linear", "geometric"}},
         kReverseAttribute,
         kCuSeqlensAttribute,

@@ -19,6 +19,9 @@ std::vector<OperatorInfo> memory_rows();             // registry_memories.cc
 std::vector<OperatorInfo> average_rows();            // registry_averages.cc
 std::vector<OperatorInfo> onnx_rows();               // registry_onnx.cc
 
+inline constexpr NumberRange kNotNegative = {.least = 0}, kAtLeastOne = {.least = 1};
+inline constexpr NumberRange kPositive = {.above = 0};
+
 inline const AttributeInfo kScaleAttribute = {"scale", AttributeKind::kNumber,
                                               "Factor on q (default: K^-0.5)"};
 inline const AttributeInfo kCuSeqlensAttribute = {

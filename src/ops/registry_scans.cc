@@ -117,7 +117,7 @@ std::vector<OperatorInfo> scan_rows() {
         {"a_param", "D", "da_param"},
         {"initial_state", "N D", "dh0", true}},
        {o, {"final_state", "N D", "dht"}},
-       {{"c", kNumber, "Steepness of the gate", "8"},
+       {{"c", kNumber, "Steepness of the gate", "8", {}, kNotNegative},
         {"first_multiplier_one", kFlag, "The root is 1 at the first token of a sequence", "false"},
         kCuSeqlensAttribute},
        run_rg_lru,

@@ -39,10 +39,11 @@ RecurrenceSpec spec_of(const RetentionOptions& options, const ConstTensor& q) {
 std::vector<double> lightning_log_decays(std::int64_t heads, std::int64_t layer,
                                          std::int64_t layers, LightningSlopes slopes) {
   if (heads < 1 || layer < 0 || layer >= layers) {
-    throw Error(ErrorKind::kInvalidArgument,
-                fmt::format("lightning_attention: {} heads, layer {} of {}; there must be a head, "
-                            "and layers count from 0",
-                            heads, layer, layers));
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        fmt::format("lightning_attention: {} heads, layer_idx {}, num_layers {}; there must be "
+                    "a head, and layer_idx counts from 0 to below num_layers",
+                    heads, layer, layers));
   }
   const double n = static_cast<double>(heads), l = static_cast<double>(layer),
                of = static_cast<double>(layers);

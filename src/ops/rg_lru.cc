@@ -31,6 +31,7 @@ struct Call {
 
   // c softplus(a_param), in memory that the tasks share.
   const float* rates(Context& context, double c) const {
+    checked(op, "c", c, 0);
     float* rate = context.impl().shared<float>(channels);
     for (std::int64_t d = 0; d < channels; ++d) {
       rate[d] = static_cast<float>(c * softplus(static_cast<double>(a_param.at(d))));

@@ -31,7 +31,7 @@ struct Call {
         hk_shape{sequences.count(), heads, sizes.keys, sizes.slots},
         hv_shape{sequences.count(), heads, sizes.slots, sizes.values},
         lse_shape{sequences.count(), heads, sizes.slots},
-        scale(given_scale.value_or(1 / std::sqrt(static_cast<double>(sizes.keys)))),
+        scale(scale_of(op, given_scale, sizes.keys)),
         q(required<const float, 4>(op, "q", in.q, q_shape)),
         k(required<const float, 4>(op, "k", in.k, k_shape)),
         v(required<const float, 4>(op, "v", in.v, {q_shape[0], q_shape[1], heads, sizes.values})),

@@ -26,7 +26,7 @@ struct Call {
         eta_shape{shape[0], shape[1], heads},
         s_shape{sequences.count(), heads, sizes.width, sizes.width},
         hb_shape{sequences.count(), heads, sizes.width},
-        scale(options.scale.value_or(1 / std::sqrt(static_cast<double>(sizes.width)))),
+        scale(scale_of(op, options.scale, sizes.width)),
         q(required<const float, 4>(op, "q", in.q, shape)),
         k(required<const float, 4>(op, "k", in.k, shape)),
         v(required<const float, 4>(op, "v", in.v, shape)),
@@ -34,7 +34,9 @@ struct Call {
         b(required<const float, 2>(op, "b", in.b, {heads, sizes.width})),
         eta(required<const float, 3>(op, "eta", in.eta, eta_shape)),
         s0(view_of<const float, 4>(op, "initial_state", in.initial_state, s_shape)),
-        hb0(view_of<const float, 3>(op, "initial_bias", in.initial_bias, hb_shape)) {}
+        hb0(view_of<const float, 3>(op, "initial_bias", in.initial_bias, hb_shape)) {
+    checked(op, "eps", options.eps, 0);
+  }
   static Sizes sizes_of(const char* op, const TttLinearOptions& options, std::int64_t width,
                         std::int64_t longest) {
     const std::int64_t size = options.mini_batch_size;
