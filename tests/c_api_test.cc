@@ -14,6 +14,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ouzel/feature_map.h"
 #include "ouzel/generate.h"
 #include "ouzel/model.h"
 #include "src/ops/registry.h"
@@ -122,6 +123,23 @@ TEST(CApi, InfersWhatResultsAre) {
     ASSERT_EQ(call.results[i].rank, 4);
     EXPECT_TRUE(std::equal(shapes[i].begin(), shapes[i].end(), call.results[i].shape));
   }
+}
+
+TEST(CApi, DrawsProjections) {
+  for (const auto& [norms, of] : {std::pair{OUZEL_NORMS_CHI, ProjectionNorms::kChi},
+                                  std::pair{OUZEL_NORMS_SQRT, ProjectionNorms::kSqrt}}) {
+    std::vector<float> drawn(6 * 4), expected(6 * 4);
+    EXPECT_EQ(ouzel_draw_orthogonal_projection(7, norms, 6, 4, drawn.data()), OUZEL_OK);
+    draw_orthogonal_projection(7, of, View<float, 2>(expected.data(), {6, 4}));
+    EXPECT_EQ(drawn, expected);
+    EXPECT_EQ(ouzel_draw_orthogonal_projection(8, norms, 6, 4, drawn.data()), OUZEL_OK);
+    EXPECT_NE(drawn, expected);
+  }
+  float w = 0;
+  EXPECT_EQ(ouzel_draw_orthogonal_projection(7, 2, 1, 1, &w), OUZEL_INVALID_ARGUMENT);
+  EXPECT_EQ(ouzel_draw_orthogonal_projection(7, OUZEL_NORMS_CHI, 0, 4, &w), OUZEL_INVALID_ARGUMENT);
+  EXPECT_EQ(ouzel_draw_orthogonal_projection(7, OUZEL_NORMS_CHI, 1, 1, nullptr),
+            OUZEL_INVALID_ARGUMENT);
 }
 
 TEST(CApi, SaysWhatIsWrong) {

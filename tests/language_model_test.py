@@ -464,8 +464,9 @@ class Train(ModelTest):
             self.assertRegex(said, part)
         lines = (self.folder / "out" / "metrics.jsonl").read_text().splitlines()
         self.assertEqual([json.loads(line)["iteration"] for line in lines], list(range(1, 21)))
-        told = json.loads(check(*self.train(self.folder / "out", "--iterations", 20, "-q",
-                                            "--json")))
+        again = self.train(self.folder / "out", "--iterations", 20, "-q", "--json")
+        self.assert_fails(run(*again), 1, "holds a trained model", "--overwrite")
+        told = json.loads(check(*again, "--overwrite"))
         self.assertEqual((told["iteration"], told["iterations"]), (20, 20))
         self.assertLess(told["peak_bytes"], told["planned_peak_bytes"])
 

@@ -277,6 +277,29 @@ TEST(LawChecks, DecaysThatAreARounded0AreTakenAs0) {
   EXPECT_EQ(zero.final, rounded.final);
 }
 
+// 2^44 tokens of 2^20 rows are 2^64, which is no number: not 0 rows.
+TEST(LawChecks, RefuseRowsThatWrap) {
+  Context context({.threads = 1});
+  const std::int64_t tokens = std::int64_t{1} << 44;
+  float number = 0;
+  const auto rows = [&](std::int64_t count, int rank) {
+    Tensor x(&number, DType::kF32, {1, count, 1, 1});  // all the same one
+    x.rank = rank;
+    x.stride = {};
+    return x;
+  };
+  const RecurrenceInputs inputs = {
+      .q = rows(tokens, 4), .k = rows(0, 4), .v = rows(0, 4), .beta = rows(0, 3)};
+  const LawOptions options = {.num_householder = std::int64_t{1} << 20};
+  try {
+    gated_delta_product(context, options, inputs, {.o = rows(tokens, 4)});
+    FAIL() << "taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("num_householder"), std::string::npos) << error.what();
+  }
+}
+
 TEST(LawChecks, RefuseWhatDoesNotFit) {
   Context context({.threads = 1});
   const auto message = [&](const char* name, auto&& change) -> std::string {

@@ -346,6 +346,16 @@ TEST(Model, NamesEveryWrongTensor) {
                    "model.layers.2.attn_norm.weight [2] is not used"});
 }
 
+TEST(Model, RefusesFeatureMapsThatStatesCannotHold) {
+  for (FeatureMapKind kind : {FeatureMapKind::kExp, FeatureMapKind::kFavorPositive}) {
+    ModelConfig config = ModelConfig::defaults("linear_attn");
+    config.check();
+    config.mixer.feature_map = kind;
+    EXPECT_NE(message_of([&] { config.check(); }, ErrorKind::kInvalidArgument).find("feature_map"),
+              std::string::npos);
+  }
+}
+
 TEST(Model, RefusesConfigurations) {
   const auto refused = [](const char* text, const std::vector<std::string>& parts) {
     expect_contains(

@@ -2,19 +2,22 @@
 // memory is reserved, not used: only the pages of the rows are touched.
 #include <sys/mman.h>
 
+#include <array>
 #include <cstring>
+#include <map>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "ouzel/ouzel.h"
-#include "tests/random_arrays.h"
+#include "src/ops/operator_call.h"
+#include "tests/by_name.h"
+#include "tests/table_calls.h"
 
-namespace ouzel {
+namespace ouzel::test {
 namespace {
 
 using Int = std::int64_t;
-using Shape = std::array<Int, 4>;
 
 constexpr Int kTokens = 70;
 
@@ -36,117 +39,114 @@ class Reserved {
   float* data_ = nullptr;
 };
 
-// Far apart: 2^25 elements between tokens (2.3e9 over 70 tokens), or 2^31 + 2^20 between batch
-// rows.
+// Far apart: 2^25 elements between rows (2.3e9 over 70 tokens), or 2^31 + 2^20 between batch rows.
 struct Spacing {
-  Int batch, token;
+  Int batch, row;
 };
 constexpr Spacing kSpacings[] = {{Int{1} << 24, Int{1} << 25},
                                  {(Int{1} << 31) + (Int{1} << 20), 4096}};
 
-// Runs `call` on tensors in dense memory and far apart, with the same inputs; the outputs must
-// agree bit for bit. Tensors 0 to inputs - 1 are inputs, the rest outputs.
-template <class Call>
-void expect_same(const std::vector<Shape>& shapes, std::size_t inputs, const Call& call) {
-  for (const Spacing& spacing : kSpacings) {
-    Reserved memory(kTokens * spacing.token + 2 * spacing.batch);
-    if (memory.data() == nullptr) GTEST_SKIP() << "no address space of this size";
-    std::vector<std::vector<float>> dense;
-    std::vector<Tensor> dense_tensors, far_tensors;
-    test::Random random(3);
-    Int begin = 0;
-    for (const Shape& shape : shapes) {
-      const View<float, 4> far(memory.data() + begin, shape,
-                               {spacing.batch, spacing.token, shape[3], 1});
-      begin += shape[2] * shape[3];
-      dense.emplace_back(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]));
-      for (std::size_t i = 0; i < dense.back().size() && dense.size() <= inputs; ++i) {
-        dense.back()[i] = static_cast<float>(random.uniform(-1, 1));
-      }
-      const View<float, 4> near(dense.back().data(), shape);
-      for (Int b = 0; b < shape[0]; ++b) {
-        for (Int t = 0; t < shape[1]; ++t) {
-          const auto row = static_cast<std::size_t>(shape[2] * shape[3]) * sizeof(float);
-          std::memcpy(far(b, t), near(b, t), row);
-        }
-      }
-      dense_tensors.push_back(near);
-      far_tensors.push_back(far);
+// Hands out tensors: those with rows of tokens far apart, others dense.
+class FarTensors {
+ public:
+  explicit FarTensors(const Spacing& spacing)
+      : spacing_(spacing), far_(2 * kTokens * spacing.row + 2 * spacing.batch), dense_(1 << 20) {}
+  bool fits() const { return far_.data() != nullptr; }
+
+  Tensor take(const std::vector<Int>& shape, bool has_rows) {
+    Tensor x;
+    x.rank = static_cast<int>(shape.size());
+    Int step = 1;
+    for (std::size_t i = shape.size(); i-- > 0;) {
+      x.extent[i] = shape[i];
+      x.stride[i] = step;
+      if (i >= 2 || !has_rows) step *= shape[i];
     }
-    Context context;
-    call(context, dense_tensors);
-    call(context, far_tensors);
-    for (std::size_t i = inputs; i < shapes.size(); ++i) {
-      const auto far = far_tensors[i].view<float, 4>(), near = dense_tensors[i].view<float, 4>();
-      const auto row = static_cast<std::size_t>(shapes[i][2] * shapes[i][3]) * sizeof(float);
-      for (Int b = 0; b < shapes[i][0]; ++b) {
-        for (Int t = 0; t < shapes[i][1]; ++t) {
-          ASSERT_EQ(std::memcmp(far(b, t), near(b, t), row), 0)
-              << "tensor " << i << " row " << b << " token " << t << " token stride "
-              << spacing.token;
+    Int& next = has_rows ? next_far_ : next_dense_;
+    x.data = (has_rows ? far_.data() : dense_.data()) + next;
+    next += step;
+    if (has_rows) {
+      x.stride[0] = spacing_.batch;
+      x.stride[1] = spacing_.row;
+    }
+    return x;
+  }
+
+ private:
+  Spacing spacing_;
+  Reserved far_;
+  std::vector<float> dense_;
+  Int next_far_ = 0, next_dense_ = 0;
+};
+
+// Visits the elements of a tensor in order.
+template <class Visit>
+void for_each(const Tensor& x, const Visit& visit) {
+  std::array<Int, kMaxRank> index{};
+  const auto rank = static_cast<std::size_t>(x.rank);
+  for (Int n = x.size(), i = 0; i < n; ++i) {
+    Int at = 0;
+    for (std::size_t d = 0; d < rank; ++d) at += index[d] * x.stride[d];
+    visit(i, static_cast<float*>(x.data)[at]);
+    for (std::size_t d = rank; d-- > 0 && ++index[d] == x.extent[d];) index[d] = 0;
+  }
+}
+
+// All operators, forward and backward: the same bits as in dense memory.
+TEST(Offsets, BeyondTwoToThe31ChangeNothing) {
+  Context context({.threads = 2, .poison_scratch = true});
+  std::uint64_t seed = 0;
+  for (const TableCase& c : table_cases()) {
+    const Call call = make_call(c, table_sizes(c, kTokens), ++seed);
+    const auto& arguments = std::get<ByName>(call.arguments);
+    const Results<float> dense = run_by_table(context, call);
+    const OperatorInfo& info = info_of(c);
+    const Attributes attributes(info, c.attributes);
+    for (const Spacing& spacing : kSpacings) {
+      SCOPED_TRACE(testing::Message() << name_of(c) << " rows " << spacing.row << " apart");
+      FarTensors memory(spacing);
+      if (!memory.fits()) GTEST_SKIP() << "no address space of this size";
+      std::map<std::string, ConstTensor> tensors;
+      const auto add = [&](const std::string& name, const std::string& shape, const Doubles& x) {
+        const Tensor tensor = memory.take(x.shape, shape.starts_with("B T"));
+        for_each(tensor, [&](Int i, float& to) {
+          to = static_cast<float>(x.data[static_cast<std::size_t>(i)]);
+        });
+        tensors[name] = tensor;
+      };
+      std::map<std::string, std::string> shapes;  // of results
+      for (const TensorInfo& input : info.inputs) {
+        shapes[input.gradient] = input.shape;
+        const auto found = arguments.inputs.find(input.name);
+        if (found != arguments.inputs.end()) add(input.name, input.shape, found->second);
+      }
+      for (const TensorInfo& output : info.outputs) {
+        shapes[output.name] = output.shape;
+        const auto found = call.upstream.find(output.gradient);
+        if (found != call.upstream.end()) add(output.gradient, output.shape, found->second);
+      }
+      OperatorCall far(info, attributes, tensors, true);
+      std::map<std::string, Tensor> results;
+      for (const ResultInfo& result : far.results()) {
+        const Tensor tensor = memory.take(result.shape, shapes[result.name].starts_with("B T"));
+        far.put(result.name, results[result.name] = tensor);
+      }
+      far.run(context);
+      for (const auto* list : {&dense.outputs, &dense.gradients}) {
+        for (const Named<float>& x : *list) {
+          Int different = 0;
+          for_each(results.at(x.name), [&](Int i, float& y) {
+            const float& wanted = x.array.data[static_cast<std::size_t>(i)];
+            different += std::memcmp(&wanted, &y, sizeof(float)) != 0;
+          });
+          // Rows that are not evenly spaced are summed batch row by batch row.
+          if (c.op == "rms_norm" && x.name == "dweight") continue;
+          EXPECT_EQ(different, 0) << x.name;
         }
       }
     }
   }
 }
 
-TEST(Offsets, LinearAttentionBeyond31Bits) {
-  const Shape keys{2, kTokens, 2, 16}, values{2, kTokens, 2, 24};
-  // q, k, v, do, then o, dq, dk, dv.
-  expect_same({keys, keys, values, values, values, keys, keys, values}, 4,
-              [](Context& context, const std::vector<Tensor>& t) {
-                LinearAttentionOptions options;
-                options.feature_map.kind = FeatureMapKind::kElu1;
-                options.normalize = true;
-                RecurrenceInputs inputs;
-                inputs.q = t[0];
-                inputs.k = t[1];
-                inputs.v = t[2];
-                RecurrenceOutputs outputs;
-                outputs.o = t[4];
-                linear_attention(context, options, inputs, outputs);
-                RecurrenceOutputGrads upstream;
-                upstream.o = t[3];
-                RecurrenceInputGrads gradients;
-                gradients.q = t[5];
-                gradients.k = t[6];
-                gradients.v = t[7];
-                linear_attention_backward(context, options, inputs, nullptr, upstream, gradients,
-                                          nullptr);
-              });
-}
-
-TEST(Offsets, SoftmaxAttentionBeyond31Bits) {
-  const Shape keys{2, kTokens, 2, 16}, values{2, kTokens, 2, 24};
-  expect_same({keys, keys, values, values, values, keys, keys, values}, 4,
-              [](Context& context, const std::vector<Tensor>& t) {
-                const SoftmaxAttentionInputs inputs{t[0], t[1], t[2], nullptr, nullptr};
-                std::vector<double> memory(2 * kTokens * 2);
-                const Tensor lse(memory.data(), std::array{Int{2}, kTokens, Int{2}});
-                softmax_attention(context, {}, inputs, {t[4], lse});
-                softmax_attention_backward(context, {}, inputs, t[4], lse, t[3], t[5], t[6], t[7]);
-              });
-}
-
-TEST(Offsets, ShortConvBeyond31Bits) {
-  const Shape rows{2, kTokens, 1, 40};
-  // x, dy, then y, dx; [B, T, 1, D] is [B, T, D].
-  expect_same({rows, rows, rows, rows}, 2, [](Context& context, const std::vector<Tensor>& t) {
-    const auto flat = [](const Tensor& x) {
-      Tensor y = x;
-      y.rank = 3;
-      y.extent[2] = x.extent[3];
-      y.stride[2] = 1;
-      return y;
-    };
-    const std::vector<float> weights(40 * 4, 0.5f);
-    const ConstTensor weight(weights.data(), std::array{Int{40}, Int{4}});
-    const ShortConvInputs inputs{flat(t[0]), weight, {}, {}, nullptr};
-    short_conv(context, {ConvActivation::kSilu}, inputs, flat(t[2]), {});
-    short_conv_backward(context, {ConvActivation::kSilu}, inputs, flat(t[1]), {}, flat(t[3]), {},
-                        {}, {});
-  });
-}
-
 }  // namespace
-}  // namespace ouzel
+}  // namespace ouzel::test

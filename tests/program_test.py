@@ -419,7 +419,7 @@ class Attend(ProgramTest):
               arguments=("-o", self.out, "--feature-map", "expo"))
         for flags in (("--feature-map", "dpfp", "--nu", str(2**61 + 1)),
                       ("--feature-map", "dpfp", "--nu", "-1")):
-            fails("from 1 to 1048576", arguments=("-o", self.out, *flags))
+            fails("nu", "from 1 to 1048576", code=2, arguments=("-o", self.out, *flags))
         self.metadata["op"] = "linear_atn"
         fails("no operator 'linear_atn'", "did you mean 'linear_attn'?")
         del self.metadata["op"]
@@ -428,6 +428,15 @@ class Attend(ProgramTest):
         fails("no attribute 'normalise'", "did you mean 'normalize'?")
         self.metadata = {"op": "linear_attn", "window_size": "3"}  # another operator's
         fails("no attribute 'window_size'")
+        self.metadata = {"op": "linear_attn", "weather": "fine"}
+        fails("no attribute 'weather'", "It takes feature_map", "--ignore-metadata")
+        # What flags say wrongly is wrong use; what files say is not.
+        for name, value in (("c", "-1"), ("c", "nan"), ("first_multiplier_one", "2")):
+            self.metadata = {"op": "rg_lru", name: value}
+            fails(name, value)
+        self.metadata = {"op": "rg_lru"}
+        fails("c '-1' is not a number of at least 0; leave it out for 8", code=2,
+              arguments=("-o", self.out, "--c", "-1"))
         self.metadata = {"op": "linear_attn"}
         self.tensors["vv"] = self.tensors["v"]
         fails("takes no tensor 'vv'")
@@ -450,6 +459,50 @@ class Attend(ProgramTest):
         self.assertIn("cannot write", process.stderr)
         self.assertEqual(self.out.read_bytes(), b"old")
         self.assertEqual(sorted(os.listdir(self.folder)), ["in.safetensors", "out.safetensors"])
+
+    def test_bounds_are_twice_as_wide_on_the_portable_instruction_set(self):
+        # Expected values that are off by one and a half bounds.
+        off = 1 + 1.5 * 5e-6
+        self.tensors["o"] = ("F64", [1, 2, 1, 1], struct.pack("<2d", 7.5 * off, 39 * off))
+        for isa in json.loads(run("info", "--json").stdout)["isas"]:
+            process = self.attend("--compare", "--isa", isa)
+            self.assertEqual(process.returncode, 0 if isa == "portable" else 1, process.stdout)
+
+    def test_foreign_metadata(self):
+        self.metadata |= {"format": "pt", "check_something": "1e-9", "window_size": "0"}
+        self.assertEqual(self.attend("-o", self.out).returncode, 0)
+        self.metadata = {}
+        self.assertEqual(self.attend("-o", self.out, "--op", "linear_attn").returncode, 0)
+        before = self.out.read_bytes()
+        self.metadata = {"weather": "fine", "scale": "7"}
+        self.assertEqual(self.attend("-o", self.out, "--op", "linear_attn",
+                                     "--ignore-metadata").returncode, 0)
+        self.assertEqual(self.out.read_bytes(), before)
+        self.assert_fails(self.attend("-o", self.out, "--ignore-metadata"), 1, "--op")
+
+    def test_list_finds_by_name(self):
+        def names(text):
+            told = json.loads(run("attend", "--list", text, "--json").stdout)
+            return [row["name"] for row in told["operators"]]
+        self.assertEqual(names("gla"), ["gla"])
+        self.assertEqual(names("mamba1"), ["selective_scan"])
+        self.assertEqual(names("gated_delta"), ["gated_delta_rule", "gated_delta_product"])
+        self.assert_fails(run("attend", "--list", "glaa"), 2, "did you mean 'gla'?")
+        text = run("attend", "--list", "gla").stdout
+        self.assertNotIn("delta_rule", text)
+        self.assertRegex(text, r"HK +key heads")
+
+    def test_every_letter_of_a_shape_is_explained(self):
+        told = json.loads(run("attend", "--list", "--json").stdout)
+        for row in told["operators"]:
+            for tensor in row["inputs"] + row["outputs"]:
+                for letter in re.split(r"[ |]", tensor["shape"]):
+                    self.assertTrue(letter.isdigit() or letter in told["letters"], letter)
+
+    def test_a_flag_says_what_it_means_to_each_operator(self):
+        text = re.sub(r"\s+", " ", run("attend", "--help").stdout)
+        self.assertRegex(text, r"--scale X Factor on q \(default: K\^-0\.5\).* of [^;]*mlstm[^;]*: "
+                         r"Factor on k")
 
     def test_list_knows_every_operator_and_attribute(self):
         text = run("attend", "--list").stdout

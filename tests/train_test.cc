@@ -119,9 +119,9 @@ TEST_F(Training, LossFallsForEveryType) {
 TEST_F(Training, ThreadsAndRecomputationChangeNothing) {
   for (const std::string& type : types()) {
     SCOPED_TRACE(type);
-    const Run one = run(options(type, "one"), 1);
-    const Run two = run(options(type, "two"), 2);
-    TrainOptions o = options(type, "recompute");
+    const Run one = run(options(type, type + "/one"), 1);
+    const Run two = run(options(type, type + "/two"), 2);
+    TrainOptions o = options(type, type + "/recompute");
     o.recompute = true;
     const Run again = run(o, 3);
     EXPECT_EQ(one.losses, two.losses);
@@ -134,7 +134,7 @@ TEST_F(Training, ThreadsAndRecomputationChangeNothing) {
 
 TEST_F(Training, ResumesBitForBitAfterACancellationAnywhere) {
   for (const bool carry : {false, true}) {
-    TrainOptions o = options("retnet", "whole");
+    TrainOptions o = options("retnet", carry ? "whole-c" : "whole");
     o.carry = carry;
     o.grad_accumulation = 2;
     const Run whole = run(o);
@@ -214,6 +214,28 @@ TEST_F(Training, ResumeMakesUpForAModelThatWasNotSaved) {
     const auto files = std::filesystem::directory_iterator(o.out);
     EXPECT_EQ(std::distance(begin(files), end(files)), 4) << "temporaries are left";
   }
+}
+
+TEST_F(Training, ReplacesAModelOnlyWhereItIsToldTo) {
+  TrainOptions o = options("retnet", "kept");
+  const std::string weights = run(o).weights;
+  o.seed = 2;
+  const auto refused = [&](const std::string& part) {
+    Context context({.threads = 1});
+    try {
+      train(context, o);
+      ADD_FAILURE() << "trained";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(read_file(o.out + "/model.safetensors"), weights);
+  };
+  refused("holds a trained model");
+  o.overwrite = o.resume = true;
+  refused("give one");
+  o.resume = false;
+  EXPECT_NE(run(o).weights, weights);
 }
 
 TEST_F(Training, KeepsASecondRunOutOfItsFolder) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,7 +28,7 @@ namespace {
 struct Options {
   std::string input, output, op, dtype = "f32";
   std::map<std::string, std::string> attributes;  // given as flags; empty: not given
-  bool backward = false, compare = false, list = false;
+  bool backward = false, compare = false, list = false, ignore_metadata = false;
   CommonOptions common;
 };
 
@@ -53,41 +54,65 @@ const char* value_name(AttributeKind kind) {
   return "NAME";
 }
 
-// Metadata are attributes of the operator, notes of the writer (ignored), or mistakes: one edit
-// away from an attribute of this operator, or an attribute of another one that is switched on.
-// Mistakes are errors, because a result without them would be wrong in silence.
+// Notes of whoever wrote a file, which are no attributes: the documented ones of docs/laws.md.
+bool is_note(const std::string& key) {
+  static const std::set<std::string> kNotes = {"op",
+                                               "case",
+                                               "formula",
+                                               "source",
+                                               "reference",
+                                               "inputs",
+                                               "outputs",
+                                               "upstream",
+                                               "grads",
+                                               "loss",
+                                               "tags",
+                                               "seed",
+                                               "scale_is_default",
+                                               "attributes",
+                                               "explicit_attributes",
+                                               "opset",
+                                               "onnx_test",
+                                               "dtype",
+                                               "no_state_means",
+                                               "license",
+                                               "format",
+                                               "note"};
+  return kNotes.contains(key) || key.starts_with("check_");
+}
+
+// Metadata are attributes of the operator, notes, or mistakes. Mistakes are errors, because a
+// result without them would be wrong in silence; so is an attribute of another operator, unless it
+// is off.
 void check_metadata(const std::string& path, const OperatorInfo& info, const std::string& key,
                     const std::string& value) {
-  constexpr std::size_t kShortest = 3;  // "m" is one edit away from "H"
-  std::string near;
-  for (const std::string& name : info.attribute_names()) {
-    if (name.size() >= kShortest && edit_distance(key, name) == 1) near = name;
-  }
   const bool elsewhere =
       std::any_of(operators().begin(), operators().end(),
                   [&](const OperatorInfo& other) { return other.find_attribute(key) != nullptr; });
   const bool off = value == "false" || value == "null" || value == "0";
-  if (near.empty() && (!elsewhere || off)) return;
+  if (is_note(key) || (elsewhere && off)) return;
+  const std::vector<std::string> names = info.attribute_names();
+  const std::string near = did_you_mean(key, names);
   throw Error(
       ErrorKind::kInvalidArgument,
-      fmt::format("{}: {} has no attribute '{}', which the metadata set to '{}'{} It takes {}",
-                  path, info.name, printable(key), printable(value, 60),
-                  near.empty() ? "." : fmt::format("; did you mean '{}'?", near),
-                  joined(info.attribute_names())));
+      fmt::format("{}: {} has no attribute '{}', which the metadata set to '{}'{}{} It takes "
+                  "{}; --ignore-metadata reads attributes from flags alone",
+                  path, info.name, printable(key), printable(value, 60), near,
+                  near.empty() ? "." : "", joined(names)));
 }
 
 std::map<std::string, std::string> attributes_of(const SafetensorsReader& file,
-                                                 const OperatorInfo& info,
-                                                 const std::map<std::string, std::string>& flags) {
+                                                 const OperatorInfo& info, const Options& options) {
   std::map<std::string, std::string> attributes;
   for (const auto& [key, value] : file.metadata()) {
+    if (options.ignore_metadata) break;
     if (info.find_attribute(key) != nullptr) {
       attributes[key] = value;
     } else {
       check_metadata(file.path(), info, key, value);
     }
   }
-  for (const auto& [key, value] : flags) {
+  for (const auto& [key, value] : options.attributes) {
     if (!value.empty()) attributes[key] = value;
   }
   return attributes;
@@ -200,7 +225,10 @@ std::vector<NamedArray> in_float32(Context& context, std::vector<NamedArray> res
 // What an attribute means, may be and is if it is not given.
 std::string explained(const AttributeInfo& attribute) {
   std::string text = attribute.meaning;
+  const NumberRange& range = attribute.range;
+  const bool is_open = !std::isfinite(range.least) && !std::isfinite(range.above);
   if (!attribute.choices.empty()) text += ": " + joined(attribute.choices);
+  if (!is_open) text += ", " + attribute.domain();
   if (!attribute.fallback.empty()) text += " [default: " + attribute.fallback + "]";
   return text;
 }
@@ -217,36 +245,67 @@ Json to_json(const std::vector<TensorInfo>& tensors) {
   return list;
 }
 
-void list_operators(bool json) {
-  Json all = Json::array();
-  for (const OperatorInfo& info : operators()) {
-    if (json) {
-      Json attributes = Json::array();
-      for (const AttributeInfo& attribute : info.attributes) {
-        attributes.push_back({{"name", attribute.name},
-                              {"meaning", attribute.meaning},
-                              {"default", attribute.fallback},
-                              {"choices", attribute.choices}});
-      }
-      all.push_back({{"name", info.name},
-                     {"aliases", info.aliases},
-                     {"formula", info.formula},
-                     {"source", info.source},
-                     {"inputs", to_json(info.inputs)},
-                     {"outputs", to_json(info.outputs)},
-                     {"attributes", attributes}});
-      continue;
-    }
-    write_out(fmt::format("{}{}\n  {}\n  {}\n  in   {}\n  out  {}\n", info.name,
-                          info.aliases.empty() ? "" : " (" + joined(info.aliases) + ")",
-                          info.formula, info.source, signature(info.inputs, false),
-                          signature(info.outputs, true)));
-    for (const AttributeInfo& attribute : info.attributes) {
-      write_out(fmt::format("  {:<14} {}\n", flag_of(attribute.name), explained(attribute)));
-    }
-    write_out("\n");
+Json to_json(const OperatorInfo& info) {
+  Json attributes = Json::array();
+  for (const AttributeInfo& attribute : info.attributes) {
+    attributes.push_back({{"name", attribute.name},
+                          {"meaning", attribute.meaning},
+                          {"domain", attribute.domain()},
+                          {"default", attribute.fallback},
+                          {"choices", attribute.choices}});
   }
-  if (json) write_json({{"operators", all}});
+  return {{"name", info.name},
+          {"aliases", info.aliases},
+          {"formula", info.formula},
+          {"source", info.source},
+          {"inputs", to_json(info.inputs)},
+          {"outputs", to_json(info.outputs)},
+          {"attributes", attributes}};
+}
+
+void write_operator(const OperatorInfo& info) {
+  write_out(fmt::format("{}{}\n  {}\n  {}\n  in   {}\n  out  {}\n", info.name,
+                        info.aliases.empty() ? "" : " (" + joined(info.aliases) + ")", info.formula,
+                        info.source, signature(info.inputs, false), signature(info.outputs, true)));
+  for (const AttributeInfo& attribute : info.attributes) {
+    write_out(fmt::format("  {:<18} {}\n", flag_of(attribute.name), explained(attribute)));
+  }
+  write_out("\n");
+}
+
+// The operators of this name or alias, else those whose names have `text` in them; all for "".
+std::vector<const OperatorInfo*> operators_like(const std::string& text) {
+  std::vector<const OperatorInfo*> exact, like;
+  for (const OperatorInfo& info : operators()) {
+    std::vector<std::string> names = info.aliases;
+    names.push_back(info.name);
+    if (std::ranges::count(names, text) != 0) exact.push_back(&info);
+    const auto has_text = [&](const std::string& name) {
+      return name.find(text) != std::string::npos;
+    };
+    if (std::ranges::any_of(names, has_text)) like.push_back(&info);
+  }
+  if (like.empty()) as_usage([&] { find_operator(text); });
+  return exact.empty() ? like : exact;
+}
+
+void list_operators(const std::string& text, bool json) {
+  const std::vector<const OperatorInfo*> list = operators_like(text);
+  std::set<std::string> letters;
+  Json all = Json::array(), meanings = Json::object();
+  for (const OperatorInfo* info : list) {
+    json ? all.push_back(to_json(*info)) : write_operator(*info);
+    for (const auto* tensors : {&info->inputs, &info->outputs}) {
+      for (const TensorInfo& tensor : *tensors) letters.merge(letters_of(tensor));
+    }
+  }
+  for (const std::string& letter : letters) {
+    const std::string meaning = meaning_of_letter(letter);
+    if (meaning.empty()) continue;  // a digit
+    json ? void(meanings[letter] = meaning)
+         : write_out(fmt::format("  {:<3} {}\n", letter, meaning));
+  }
+  if (json) write_json({{"operators", all}, {"letters", meanings}});
 }
 
 void write_results(const Options& options, const OperatorInfo& info, const Attributes& attributes,
@@ -260,7 +319,7 @@ void write_results(const Options& options, const OperatorInfo& info, const Attri
 
 int run(const Options& options) {
   if (options.list) {
-    list_operators(options.common.json);
+    list_operators(options.op.empty() ? options.input : options.op, options.common.json);
     return 0;
   }
   if (!options.op.empty()) {
@@ -272,7 +331,7 @@ int run(const Options& options) {
   }
   const SafetensorsReader file(options.input);
   const auto op = file.metadata().find("op");
-  if (options.op.empty() && op == file.metadata().end()) {
+  if (options.op.empty() && (options.ignore_metadata || op == file.metadata().end())) {
     throw Error(
         ErrorKind::kInvalidArgument,
         fmt::format("{}: the metadata do not name an 'op'; name one with --op (--list shows "
@@ -281,7 +340,7 @@ int run(const Options& options) {
   }
   const OperatorInfo& info = find_operator(options.op.empty() ? op->second : options.op);
   if (options.op.empty()) as_usage([&] { check_flags(info, options.attributes); });
-  const Attributes attributes(info, attributes_of(file, info, options.attributes));
+  const Attributes attributes(info, attributes_of(file, info, options));
   Inputs inputs = read_inputs(file, info, options.backward);
   Context context = options.common.context();
   if (options.dtype != "f32") {
@@ -325,22 +384,36 @@ int run(const Options& options) {
   return within ? 0 : 1;
 }
 
+// What a flag means to the operators that have it: most of them first, without their names.
+std::string explained(const std::vector<const OperatorInfo*>& having, const std::string& name) {
+  std::map<std::string, std::vector<std::string>> meanings;
+  for (const OperatorInfo* info : having) {
+    meanings[explained(*info->find_attribute(name))].push_back(info->name);
+  }
+  const auto most = std::ranges::max_element(
+      meanings, {}, [](const auto& meaning) { return meaning.second.size(); });
+  std::string text = most->first;
+  for (const auto& [meaning, names] : meanings) {
+    if (meaning != most->first) text += fmt::format("; of {}: {}", joined(names), meaning);
+  }
+  return text;
+}
+
 // One flag for each attribute of any operator.
 void declare_attributes(CLI::App& parser, const std::shared_ptr<Options>& options) {
-  std::map<std::string, const AttributeInfo*> attributes;
+  std::map<std::string, std::vector<const OperatorInfo*>> attributes;
   for (const OperatorInfo& info : operators()) {
-    for (const AttributeInfo& attribute : info.attributes) {
-      attributes.emplace(attribute.name, &attribute);
-    }
+    for (const AttributeInfo& attribute : info.attributes)
+      attributes[attribute.name].push_back(&info);
   }
-  for (const auto& [name, attribute] : attributes) {
-    const std::string flag = flag_of(name);
+  for (const auto& [name, having] : attributes) {
+    const std::string flag = flag_of(name), meaning = explained(having, name);
+    const AttributeKind kind = having.front()->find_attribute(name)->kind;
     std::string& value = options->attributes[name];
     CLI::Option* option =
-        attribute->kind == AttributeKind::kFlag
-            ? parser.add_flag(flag + ",!--no-" + flag.substr(2), value, explained(*attribute))
-            : parser.add_option(flag, value, explained(*attribute))
-                  ->type_name(value_name(attribute->kind));
+        kind == AttributeKind::kFlag
+            ? parser.add_flag(flag + ",!--no-" + flag.substr(2), value, meaning)
+            : parser.add_option(flag, value, meaning)->type_name(value_name(kind));
     option->group("Attributes");
   }
 }
@@ -349,7 +422,7 @@ Action declare(CLI::App& parser) {
   auto options = std::make_shared<Options>();
   parser.add_option("IN", options->input,
                     "A safetensors file with the operator's inputs; its metadata may name the "
-                    "operator ('op') and its attributes");
+                    "operator ('op') and its attributes. With --list: (a part of) a name");
   parser.add_option("-o,--output", options->output, "Write the results to this file")
       ->type_name("FILE");
   parser.add_option("--op", options->op, "The operator, over that of the metadata")
@@ -366,8 +439,12 @@ Action declare(CLI::App& parser) {
       "--compare", options->compare,
       "Print the error of each result of which the file holds the expected value; exit 1 "
       "beyond the bounds");
-  parser.add_flag("--list", options->list,
-                  "Print all operators with their formulas, tensors and the flags that each takes");
+  parser.add_flag("--ignore-metadata", options->ignore_metadata,
+                  "Read the operator and its attributes from flags alone");
+  parser.add_flag(
+      "--list", options->list,
+      "Print operators with their formulas, tensors and the flags that each takes: all, "
+      "or those that IN names");
   declare_attributes(parser, options);
   options->common.declare_compute(parser);
   options->common.declare_json(parser);
@@ -379,6 +456,7 @@ Action declare(CLI::App& parser) {
 
 extern const Verb kAttendVerb = {"attend", "Run an operator on the tensors of a file",
                                  "ouzel attend --list\n"
+                                 "ouzel attend --list gated_delta_rule\n"
                                  "ouzel attend in.safetensors -o out.safetensors --op retention\n"
                                  "ouzel attend in.safetensors --backward --compare",
                                  declare};

@@ -57,11 +57,11 @@ std::string quoted(const std::string& word) {
   return out + "'";
 }
 
-// The command line that the parser has seen, as a shell takes it.
+// The command line that the parser has seen, as a shell takes it, to go on with.
 std::string command_line(const CLI::App& parser) {
   std::string line = "ouzel train";
   for (const CLI::Option* option : parser.get_options()) {
-    if (option->count() == 0) continue;
+    if (option->count() == 0 || option->check_lname("overwrite")) continue;  // not once more
     line += " --" + option->get_lnames().front();
     if (option->get_items_expected_max() == 0) continue;  // a flag
     for (const std::string& value : option->reduced_results()) line += " " + quoted(value);
@@ -243,6 +243,9 @@ Action declare(CLI::App& parser) {
   parser.add_flag("--resume", t.resume,
                   "Go on from the checkpoint in --out, if there is one, bit for bit as if the run "
                   "had not stopped; the other options must be those of its start");
+  parser.add_flag(
+      "--overwrite", t.overwrite,
+      "Replace what a run has left in --out; without it a folder with a model is refused");
   parser.add_flag("--dry-run", o->dry_run, "Only print the parameters and the peak of memory");
   o->common.declare_compute(parser);
   o->common.declare_quiet(parser);

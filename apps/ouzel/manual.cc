@@ -13,6 +13,10 @@ namespace ouzel::app {
 namespace {
 
 constexpr const char* kPurpose = "linear attention for CPUs";
+constexpr const char* kExitCodes =
+    "0 done, or the reader of stdout has gone; 1 failed: a file, what it holds, or a command line "
+    "that does not fit it; 2 wrong use: a command line that no file would make right; 130 "
+    "interrupted.";
 
 struct Entry {
   std::string left;   // "-t, --threads N", "IN.safetensors"
@@ -163,7 +167,7 @@ std::string program_help(std::span<const Verb* const> verbs) {
   out += "\nenvironment:\n";
   out += table({{"OUZEL_THREADS", "Threads to compute with where --threads is not given"},
                 {"OUZEL_ISA", "Instruction set to compute with: avx512, avx2 or portable"}});
-  out += "\nexamples:\n";
+  out += "\nexit codes:\n  " + wrapped(kExitCodes, 98, 2) + "\n\nexamples:\n";
   for (const Verb* verb : verbs) {
     const std::string_view examples = verb->examples;
     out += indented_lines(examples.substr(0, examples.find('\n')));
@@ -204,10 +208,7 @@ std::string man_page(std::span<const Verb* const> verbs) {
       ".SH ENVIRONMENT\n.TP\n.B OUZEL_THREADS\nThreads to compute with where "
       "\\-\\-threads is not given.\n.TP\n.B OUZEL_ISA\nInstruction set to compute with: avx512, "
       "avx2 or portable.\n";
-  out +=
-      ".SH \"EXIT STATUS\"\n0 done, or the reader of stdout has gone; 1 failed; 2 wrong usage; "
-      "130 interrupted.\n";
-  return out;
+  return out + ".SH \"EXIT STATUS\"\n" + roff(kExitCodes) + "\n";
 }
 
 std::string bash_completion(std::span<const Verb* const> verbs) {

@@ -1,12 +1,21 @@
 #include "apps/ouzel/signature.h"
 
 #include <algorithm>
+#include <iterator>
+#include <sstream>
 
 #include <fmt/format.h>
 
 #include "src/base/text.h"
 
 namespace ouzel::app {
+
+std::set<std::string> letters_of(const TensorInfo& tensor) {
+  std::string shape = tensor.shape;
+  std::replace(shape.begin(), shape.end(), '|', ' ');
+  std::istringstream words(shape);
+  return {std::istream_iterator<std::string>(words), std::istream_iterator<std::string>()};
+}
 
 std::string signature(const std::vector<TensorInfo>& tensors, bool gradients) {
   std::vector<std::string> parts;

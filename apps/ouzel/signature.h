@@ -1,6 +1,7 @@
 // The tensors of an operator on one line: names, shapes, gradients, conditions.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,8 @@
 
 namespace ouzel::app {
 
+// The letters of its shape, digits too.
+std::set<std::string> letters_of(const TensorInfo& tensor);
 std::string signature(const std::vector<TensorInfo>& tensors, bool gradients);
 
 }  // namespace ouzel::app

@@ -115,6 +115,15 @@ OUZEL_EXPORT ouzel_status ouzel_infer_results(const ouzel_call* call);
 /* Computes the results. */
 OUZEL_EXPORT ouzel_status ouzel_run(ouzel_context* context, const ouzel_call* call);
 
+enum {
+  OUZEL_NORMS_CHI = 0, /* rows as long as Gaussian ones: unbiased */
+  OUZEL_NORMS_SQRT = 1 /* all keys^0.5 */
+};
+/* Fills `w`, dense float32 [rows, keys], with the random projection of FAVOR+: Gaussian rows,
+ * orthogonal to each other within blocks of `keys`. The same numbers for the same seed, anywhere. */
+OUZEL_EXPORT ouzel_status ouzel_draw_orthogonal_projection(uint64_t seed, int32_t norms,
+                                                           int64_t rows, int64_t keys, float* w);
+
 /* --- models and states */
 
 typedef struct ouzel_model ouzel_model;

@@ -41,9 +41,11 @@ struct TrainOptions {
   // Each row of the batch reads its own part of the data in order, and states pass from one window
   // to the next (gradients do not): truncated back-propagation through time.
   bool carry = false;
-  // Go on from `out`; the other options must be those of the first run. Without it an unfinished
-  // run in `out` is refused, a finished one replaced.
+  // Go on from `out`, if a run has begun there; the other options must be those of its start.
   bool resume = false;
+  // Replace what a run has left in `out`. Without either, a folder that holds a run or a model is
+  // refused.
+  bool overwrite = false;
 };
 
 struct TrainProgress {

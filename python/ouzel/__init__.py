@@ -6,7 +6,16 @@ or of any framework with DLPack on the CPU; results are of the kind that the fir
 """
 
 from . import _operators
-from ._core import Context, Generation, Model, State, __version__, explain, isas
+from ._core import (
+    Context,
+    Generation,
+    Model,
+    State,
+    __version__,
+    draw_orthogonal_projection,
+    explain,
+    isas,
+)
 from ._errors import (
     BadFileError,
     CancelledError,
@@ -35,6 +44,7 @@ __all__ = [
     "State",
     "TensorInfo",
     "__version__",
+    "draw_orthogonal_projection",
     "explain",
     "isas",
     "laws",

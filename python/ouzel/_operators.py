@@ -31,9 +31,25 @@ _TABLE = [
 ]
 
 
+class _Laws(dict):
+    """Laws by name, once each; aliases find them too."""
+
+    def __missing__(self, alias):
+        for law in self.values():
+            if alias in law.aliases:
+                return law
+        raise KeyError(alias)
+
+    def __contains__(self, name):
+        return super().__contains__(name) or any(name in law.aliases for law in self.values())
+
+    def get(self, name, default=None):
+        return self[name] if name in self else default
+
+
 def laws():
-    """All operators, by name: formula, source, tensors and attributes."""
-    return {law.name: law for law in _TABLE}
+    """All operators, by name or alias: formula, source, tensors and attributes."""
+    return _Laws((law.name, law) for law in _TABLE)
 
 
 def needed(tensor):

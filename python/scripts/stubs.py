@@ -24,6 +24,7 @@ from ._core import (
     Model as Model,
     State as State,
     __version__ as __version__,
+    draw_orthogonal_projection as draw_orthogonal_projection,
     explain as explain,
     isas as isas,
 )

@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "ouzel/feature_map.h"
 #include "python/src/arrays.h"
 #include "python/src/context.h"
 #include "src/ops/explain.h"
@@ -100,6 +101,15 @@ Attributes attributes_of(const OperatorInfo& info, const nb::tuple& values) {
     const nb::handle value = values[i];
     if (value.is_none()) continue;
     const AttributeInfo& attribute = info.attributes[i];
+    if (attribute.kind != AttributeKind::kIntegers && nb::hasattr(value, "ndim") &&
+        nb::cast<std::int64_t>(value.attr("ndim")) > 0) {
+      throw nb::type_error(
+          fmt::format("{}: {} is of type {}, not an array; optional tensors, and gradients from "
+                      "above, are given by name: {}=...",
+                      info.name, attribute.name, name_of(attribute.kind),
+                      info.outputs.front().gradient)
+              .c_str());
+    }
     try {
       std::string text = text_of(attribute.kind, value);
       if (text != attribute.fallback) map.emplace(attribute.name, std::move(text));
@@ -270,6 +280,23 @@ nb::dict vjp(std::size_t index, const nb::tuple& arrays, const nb::tuple& attrib
   return gradients;
 }
 
+nb::object draw_projection(std::uint64_t seed, std::int64_t rows, std::int64_t keys,
+                           const std::string& norms) {
+  if (norms != "chi" && norms != "sqrt") {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        fmt::format("draw_orthogonal_projection: norms '{}' is not one of chi, sqrt", norms));
+  }
+  // Checked before there is memory.
+  const bool empty = rows < 1 || keys < 1;
+  ResultArray w(empty ? std::vector<std::int64_t>{0, 0} : std::vector<std::int64_t>{rows, keys},
+                DType::kF32);
+  const Tensor memory = w.tensor();
+  draw_orthogonal_projection(seed, norms == "chi" ? ProjectionNorms::kChi : ProjectionNorms::kSqrt,
+                             View<float, 2>(static_cast<float*>(memory.data), {rows, keys}));
+  return w.release(nb::none());
+}
+
 nb::dict dict_of(const TokenCost& cost) {
   nb::dict dict;
   dict["projections"] = cost.projections;
@@ -318,6 +345,13 @@ void bind_operators(nb::module_& module) {
   module.def("step", step, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("vjp", vjp, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
              nb::arg("wanted") = nb::none());
+  module.def(
+      "draw_orthogonal_projection", draw_projection, nb::arg("seed"), nb::arg("rows"),
+      nb::arg("keys"), nb::arg("norms") = "chi",
+      "The random projection of FAVOR+, W of the feature maps favor_...: float32 [rows, keys], "
+      "Gaussian\nrows, orthogonal to each other within blocks of `keys`, of the lengths of "
+      "Gaussian rows (norms\n'chi': unbiased) or all keys^0.5 ('sqrt'). The same numbers for "
+      "the same seed, anywhere.");
   module.def("explain", explain_law, nb::arg("law"), nb::arg("T") = 4096, nb::arg("K") = 64,
              nb::arg("V") = 64, nb::arg("H") = 16,
              "What a law costs by count, beside softmax attention of the same sizes: operations "

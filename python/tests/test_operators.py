@@ -58,6 +58,34 @@ def test_every_row_of_the_table_is_a_function():
         assert all(tensor.gradient in function.vjp.__doc__ for tensor in law.inputs)
 
 
+def test_aliases_find_laws():
+    laws = ouzel.laws()
+    assert laws["mamba1"] is laws["selective_scan"] is laws.get("mamba1")
+    assert "mamba1" in laws and "mamba1" not in list(laws) and "mamba7" not in laws
+    with pytest.raises(KeyError):
+        laws["mamba7"]
+
+
+def test_random_projections_are_drawn_by_seed():
+    w = ouzel.draw_orthogonal_projection(7, 6, 4)
+    assert w.shape == (6, 4) and w.dtype == np.float32
+    assert (w == ouzel.draw_orthogonal_projection(7, 6, 4)).all()
+    assert (w != ouzel.draw_orthogonal_projection(8, 6, 4)).any()
+    inner = w[:4] @ w[:4].T
+    assert abs(inner - np.diag(np.diag(inner))).max() < 1e-5
+    even = ouzel.draw_orthogonal_projection(7, 6, 4, norms="sqrt")
+    assert abs((even**2).sum(axis=1) - 4).max() < 1e-5
+    for rows, keys, norms in [(0, 4, "chi"), (4, -1, "chi"), (4, 4, "cho")]:
+        with pytest.raises(ouzel.InvalidArgumentError):
+            ouzel.draw_orthogonal_projection(7, rows, keys, norms)
+
+
+def test_arrays_out_of_place_are_told_their_names():
+    x = np.ones((1, 3, 2, 4), np.float32)
+    with pytest.raises(TypeError, match="scale is of type float, not an array; .* do=..."):
+        ouzel.retention.vjp(x, x, x, x)
+
+
 def test_signatures_are_those_of_the_field():
     assert str(inspect.signature(ouzel.gated_delta_rule)).startswith(
         "(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, "

@@ -7,6 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include <fmt/format.h>
+
+#include "ouzel/error.h"
+#include "ouzel/feature_map.h"
 #include "src/base/text.h"
 #include "src/capi/handles.h"
 #include "src/ops/operator_call.h"
@@ -175,4 +179,19 @@ ouzel_status ouzel_infer_results(const ouzel_call* call) {
 
 ouzel_status ouzel_run(ouzel_context* context, const ouzel_call* call) {
   return guarded([&] { CheckedCall(call).run(required(context, "the context").context); });
+}
+
+ouzel_status ouzel_draw_orthogonal_projection(uint64_t seed, int32_t norms, int64_t rows,
+                                              int64_t keys, float* w) {
+  return guarded([&] {
+    if (norms != OUZEL_NORMS_CHI && norms != OUZEL_NORMS_SQRT) {
+      throw ouzel::Error(
+          ouzel::ErrorKind::kInvalidArgument,
+          fmt::format("norms {} is neither OUZEL_NORMS_CHI nor OUZEL_NORMS_SQRT", norms));
+    }
+    ouzel::draw_orthogonal_projection(
+        seed,
+        norms == OUZEL_NORMS_CHI ? ouzel::ProjectionNorms::kChi : ouzel::ProjectionNorms::kSqrt,
+        ouzel::View<float, 2>(&required(w, "the memory of the projection"), {rows, keys}));
+  });
 }

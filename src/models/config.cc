@@ -20,6 +20,8 @@ constexpr NamedMap kMaps[] = {{FeatureMapKind::kElementwiseProduct, "elementwise
                               {FeatureMapKind::kRelu, "relu"},
                               {FeatureMapKind::kIdentity, "identity"}};
 
+constexpr const char* kMapNames = "elementwise_product, elu, relu, identity";
+
 struct NamedMixer {
   MixerKind kind;
   const char* name;
@@ -135,8 +137,7 @@ MixerConfig read_mixer(const Reader& in, MixerKind kind) {
   const auto* found = std::find_if(std::begin(kMaps), std::end(kMaps),
                                    [&](const NamedMap& m) { return m.name == map; });
   if (found == std::end(kMaps)) {
-    in.fail(fmt::format("'feature_map' is '{}'; known are elementwise_product, elu, relu, identity",
-                        map));
+    in.fail(fmt::format("'feature_map' is '{}'; known are {}", map, kMapNames));
   }
   c.feature_map = found->kind;
   c.tie_feature_map_qk = in.boolean("tie_feature_map_qk", c.tie_feature_map_qk);
@@ -216,6 +217,12 @@ void check_mixer(const MixerConfig& c, std::int64_t hidden) {
   check_range("expand_v", c.expand_v, 1e-3, 1e3);
   check_range("conv_size", static_cast<double>(c.conv_size), 1, 64);
   if (!(c.rope_theta > 1)) invalid(fmt::format("rope_theta is {}, not above 1", c.rope_theta));
+  // Others have parameters or a running maximum, which no layer and no State holds.
+  const bool known =
+      std::ranges::any_of(kMaps, [&](const NamedMap& map) { return map.kind == c.feature_map; });
+  if (c.kind == MixerKind::kLinearAttention && !known) {
+    invalid(fmt::format("feature_map is one that models do not have; known are {}", kMapNames));
+  }
   const bool recurrent = c.kind != MixerKind::kSoftmaxAttention;
   const auto keys =
       static_cast<std::int64_t>(static_cast<double>(hidden) * (recurrent ? c.expand_k : 1));

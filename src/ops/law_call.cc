@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -99,6 +100,10 @@ void LawCall::check_sizes(const LawOptions& options, const RecurrenceInputs& inp
   s.keys = s.features = inputs.q.extent[3];
   s.values = inputs.v.extent[3];
   kind_.rows_per_token = options.num_householder;
+  if (s.tokens > std::numeric_limits<std::int64_t>::max() / kind_.rows_per_token) {
+    refuse(fmt::format("{} tokens of num_householder {} rows are more than there can be", s.tokens,
+                       kind_.rows_per_token));
+  }
   const auto found = [&] {
     return fmt::format(
         "found {} {}, {}, {} {}", name(LawRole::kQuery), shape_string(inputs.q),

@@ -100,6 +100,41 @@ std::string AttributeInfo::domain() const {
   return "a value";
 }
 
+std::string meaning_of_letter(std::string_view letter) {
+  static const std::map<std::string_view, std::string> meanings = {
+      {"B", "batch rows"},
+      {"T", "tokens"},
+      {"TQ", "tokens of the queries"},
+      {"TK", "tokens of the keys, or points"},
+      {"TN", "T times the rows of a token"},
+      {"TP", "W - 1, the inputs before the first token"},
+      {"N", "sequences: B, or those that cu_seqlens packs into one row"},
+      {"H", "heads"},
+      {"HQ", "query heads, a multiple of HV or a divisor"},
+      {"HK", "key heads, a divisor of HV"},
+      {"HV", "value heads"},
+      {"HO", "output heads, the larger of HQ and HV"},
+      {"K", "size of a key"},
+      {"V", "size of a value"},
+      {"F", "features of a key: K, or what the feature map makes of it"},
+      {"M", "rows of a projection; slots; numbers that a channel keeps"},
+      {"R", "2 M, cosines and sines"},
+      {"D", "channels; size of a point or of a row"},
+      {"W", "width of the window"},
+      {"L", "levels; luna: channels"},
+      {"J", "hidden channels of luna"},
+      {"U", "memories of a token"},
+      {"QD", "query heads times K"},
+      {"KD", "key heads times K"},
+      {"VD", "value heads times V"},
+      {"OD", "query heads times V"},
+      {"GD", "value heads, or value heads times K"},
+      {"BD", "value heads, or 1"},
+  };
+  const auto found = meanings.find(letter);
+  return found == meanings.end() ? "" : found->second;
+}
+
 const AttributeInfo* OperatorInfo::find_attribute(std::string_view attribute) const {
   for (const AttributeInfo& info : attributes) {
     if (info.name == attribute) return &info;

@@ -27,6 +27,9 @@ class OperatorCall;  // src/ops/operator_call.h
 // Extents by letter.
 using Letters = std::map<std::string, std::int64_t>;
 
+// What a letter of shapes means; empty for one that no shape has.
+std::string meaning_of_letter(std::string_view letter);
+
 enum class AttributeKind { kFlag, kInteger, kNumber, kText, kIntegers };
 
 // What a number may be: from `least` to `most`, but not `above` itself.
@@ -52,9 +55,7 @@ struct AttributeInfo {
 struct TensorInfo {
   std::string name;
   // Letters of its extents, "B T HQ K", alternatives separated by "|". A letter means one number
-  // throughout a call; those of tokens begin with T. N is the number of sequences, HO the larger of
-  // HQ and HV, F (features) what OperatorInfo::features says, else K, R (random features, cosines
-  // and sines) is 2 M; a digit is that extent.
+  // throughout a call; those of tokens begin with T; a digit is that extent.
   std::string shape;
   // Of an input: what its gradient is called; of an output: the gradient that comes from above.
   // Empty: there is none.

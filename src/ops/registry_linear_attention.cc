@@ -168,10 +168,12 @@ std::vector<std::string> map_names() {
 }  // namespace
 
 std::vector<OperatorInfo> linear_attention_rows() {
-  // linear_attention keeps states in its causal form only, and z beside S if it is normalised.
-  const auto when = [](TensorInfo info, const char* condition) {
-    info.when += (info.when.empty() ? "" : " ") + std::string(condition);
-    return info;
+  // linear_attention keeps states of features, in its causal form only, and z beside S if it is
+  // normalised.
+  const auto of_features = [](TensorInfo state) {
+    state.shape = "N HV F V";
+    state.when += " causal=true";
+    return state;
   };
   const char* product = "feature_map=elementwise_product";
   const char* projected =
@@ -208,10 +210,10 @@ std::vector<OperatorInfo> linear_attention_rows() {
         {"psi_b1", "J", "dpsi_b1", false, luna},
         {"psi_w2", "L J", "dpsi_w2", false, luna},
         {"psi_b2", "L", "dpsi_b2", false, luna},
-        when(kInitialStateTensor, "causal=true"),
+        of_features(kInitialStateTensor),
         {"initial_z", "N HV F", "dz0", true, "form!=parallel causal=true normalize=true"}},
        {kOutputTensor,
-        when(kFinalStateTensor, "causal=true"),
+        of_features(kFinalStateTensor),
         {"z", "N HV F", "dzt", false, "form!=parallel causal=true normalize=true"},
         kWeightsTensor},
        {{"feature_map", kText, "Map phi of q and k", "identity", map_names()},
@@ -220,7 +222,7 @@ std::vector<OperatorInfo> linear_attention_rows() {
          "Of taylor2: full (default), symmetric; of hedgehog: joint (default), separate",
          "",
          {"full", "symmetric", "joint", "separate"}},
-        {"nu", kInteger, "Products of dpfp", "1", {}, kAtLeastOne},
+        {"nu", kInteger, "Products of dpfp", "1", {}, {1, 1 << 20}},
         {"kernel_eps", kNumber, "Added to the features of favor_relu", "0.001", {}, kNotNegative},
         {"l2norm_eps", kNumber, "Added to |x|^2 by l2norm", "1e-06", {}, kNotNegative},
         {"m", kInteger, "Length that positions of cosformer stay below", "", {}, kAtLeastOne},

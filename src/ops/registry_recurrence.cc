@@ -15,13 +15,13 @@ class CallState {
  public:
   CallState(const OperatorCall& call, Tensor s, Tensor z, bool normalized) {
     if (!s.present() && !z.present()) return;
-    const std::int64_t n = call.extent("N"), h = call.extent("HV"), f = call.extent("F");
+    const std::int64_t n = call.extent("N"), h = call.extent("HV");
     if (!s.present()) {
-      s_ = Array({n, h, f, call.extent("V")});
+      s_ = Array({n, h, call.extent("F"), call.extent("V")});
       s = s_.tensor;
     }
     if (!z.present() && normalized) {
-      z_ = Array({n, h, f});
+      z_ = Array({n, h, call.extent("F")});
       z = z_.tensor;
     }
     view_ = state_view(s, z, storage_);

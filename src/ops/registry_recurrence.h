@@ -15,12 +15,12 @@ namespace ouzel {
 inline const TensorInfo kQueryTensor = {"q", "B T HQ K", "dq"};
 inline const TensorInfo kKeyTensor = {"k", "B T HK K", "dk"};
 inline const TensorInfo kValueTensor = {"v", "B T HV V", "dv"};
-inline const TensorInfo kInitialStateTensor = {"initial_state", "N HV F V", "dh0", true,
+inline const TensorInfo kInitialStateTensor = {"initial_state", "N HV K V", "dh0", true,
                                                "form!=parallel"};
 inline const TensorInfo kOutputTensor = {"o", "B T HO V", "do"};
-inline const TensorInfo kFinalStateTensor = {"final_state", "N HV F V", "dht", false,
+inline const TensorInfo kFinalStateTensor = {"final_state", "N HV K V", "dht", false,
                                              "form!=parallel"};
-inline const TensorInfo kWeightsTensor = {"weights", "B HV T T", "", false, "form=parallel"};
+inline const TensorInfo kWeightsTensor = {"weights", "B HO T T", "", false, "form=parallel"};
 
 Form form_of(const Attributes& attributes);
 

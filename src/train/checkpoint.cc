@@ -1,6 +1,7 @@
 #include "src/train/checkpoint.h"
 
 #include <charconv>
+#include <filesystem>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -124,9 +125,18 @@ void refuse_unfinished(const std::string& path) {
   throw Error(
       ErrorKind::kInvalidArgument,
       fmt::format("{} is of a run that stopped after {} of {} iterations: add --resume (the "
-                  "library's TrainOptions::resume) to go on with it, or remove the file or "
-                  "choose another folder to start anew",
+                  "library's TrainOptions::resume) to go on with it, --overwrite (overwrite) to "
+                  "start anew, or choose another folder",
                   path, iteration, iterations));
+}
+
+void refuse_model(const std::string& folder) {
+  if (!std::filesystem::exists(folder + "/model.safetensors")) return;
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      fmt::format("{} holds a trained model: choose another folder, or add --overwrite (the "
+                  "library's TrainOptions::overwrite) to replace it",
+                  folder));
 }
 
 }  // namespace ouzel

@@ -40,5 +40,7 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
 // Throws Error(kInvalidArgument) when `path` is the checkpoint of a run that has not reached its
 // last iteration: starting anew would lose it.
 void refuse_unfinished(const std::string& path);
+// Throws Error(kInvalidArgument) when a model is in `folder`.
+void refuse_model(const std::string& folder);
 
 }  // namespace ouzel

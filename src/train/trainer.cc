@@ -58,6 +58,11 @@ void check_options(const TrainOptions& options) {
   check_range("validation", options.validation, 0, 0.9);
   check_range("validate-every", static_cast<double>(options.validate_every), 1, 1e15);
   check_range("checkpoint-every", static_cast<double>(options.checkpoint_every), 1, 1e15);
+  if (options.resume && options.overwrite) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        "train: resume goes on with what is in the folder and overwrite replaces it; give one");
+  }
   if (options.model.vocab_size != 256) {
     throw Error(ErrorKind::kInvalidArgument,
                 fmt::format("train: tokens are bytes; vocab_size is {} and should be 256",
