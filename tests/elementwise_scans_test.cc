@@ -13,6 +13,7 @@
 #include "ouzel/rg_lru.h"
 #include "ouzel/rwkv4.h"
 #include "ouzel/selective_scan.h"
+#include "tests/contexts.h"
 #include "tests/count_allocations.h"
 #include "tests/calls.h"
 #include "tests/random_arrays.h"
@@ -83,14 +84,6 @@ Call make_call(const std::string& op, const Shape& s, std::uint64_t seed) {
     draw("initial_state", state, op == "rwkv4" ? 0.1 : -1);
   }
   return Call{std::move(call), std::move(upstream)};
-}
-
-std::vector<Context> contexts() {
-  std::vector<Context> list;
-  for (Isa isa : supported_isas()) {
-    list.push_back(Context({.threads = 2, .isa = isa, .poison_scratch = true}));
-  }
-  return list;
 }
 
 TEST(ElementwiseScans, AgreeWithTheirReferences) {

@@ -16,6 +16,7 @@
 #include "ouzel/ouzel.h"
 #include "src/ops/registry.h"
 #include "tests/by_name.h"
+#include "tests/contexts.h"
 #include "tests/count_allocations.h"
 #include "tests/operand.h"
 #include "tests/random_arrays.h"
@@ -111,14 +112,6 @@ Call make_call(const std::string& op, Sizes sizes, const Options& options, std::
 Sizes sizes_of(std::int64_t tokens, std::int64_t keys, std::int64_t values) {
   return {{"B", 2},    {"T", tokens}, {"H", 2}, {"HK", 2}, {"HQ", 4}, {"HV", 4},
           {"K", keys}, {"V", values}, {"M", 5}, {"R", 10}, {"U", 2},  {"L", 8}};
-}
-
-std::vector<Context> contexts() {
-  std::vector<Context> list;
-  for (Isa isa : supported_isas()) {
-    list.push_back(Context({.threads = 2, .isa = isa, .poison_scratch = true}));
-  }
-  return list;
 }
 
 // Float64 within: any instruction set is exact to the rounding of its results.

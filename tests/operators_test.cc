@@ -7,20 +7,13 @@
 
 #include "tests/cases.h"
 #include "tests/compare.h"
+#include "tests/contexts.h"
 #include "tests/law_cases.h"
 
 namespace ouzel::test {
 namespace {
 
 bool full() { return std::getenv("OUZEL_FULL") != nullptr; }
-
-std::vector<Context> contexts() {
-  std::vector<Context> list;
-  for (Isa isa : supported_isas()) {
-    list.push_back(Context({.threads = 2, .isa = isa, .poison_scratch = true}));
-  }
-  return list;
-}
 
 const Bounds& bounds_of(const LawCase& c) {
   return c.data == Data::kZeroMean ? kFloat32 : kAnyInput;

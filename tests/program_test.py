@@ -129,6 +129,10 @@ class Usage(ProgramTest):
     def test_explain_refuses(self):
         self.assert_fails(run("explain", "retentoin"), 2, "did you mean 'retention'?")
         self.assert_fails(run("explain", "softmax_attention"), 2, "no state of a fixed size")
+        for law in ("short_conv", "ttt_linear", "efficient_attention"):  # which have states
+            process = run("explain", law)
+            self.assert_fails(process, 2, "nothing is counted", f"attend --list {law}")
+            self.assertNotIn("keeps no state", process.stderr)
         self.assert_fails(run("explain"), 2, "LAW")
 
     def test_whole_numbers_are_read_whole(self):

@@ -15,7 +15,7 @@
 namespace ouzel {
 
 struct AbcOptions {
-  std::optional<double> scale;  // default K^-0.5
+  std::optional<double> scale = {};  // default K^-0.5
 };
 
 // q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], s (raw logits) [B, T, H, M], o [B, T, HQ, V];
@@ -23,14 +23,14 @@ struct AbcOptions {
 // strides with unit last stride; final states may be the memory of the initial ones. Computed in
 // float64 within a call: exact to the rounding of its outputs and states.
 struct AbcInputs {
-  ConstTensor q, k, v, s;
-  ConstTensor hk0, hv0, lse0;          // absent: 0, 0 and -inf; all three or none
-  const Segments* segments = nullptr;  // null: each batch row is one sequence
+  ConstTensor q = {}, k = {}, v = {}, s = {};
+  ConstTensor hk0 = {}, hv0 = {}, lse0 = {};  // absent: 0, 0 and -inf; all three or none
+  const Segments* segments = nullptr;         // null: each batch row is one sequence
 };
 
 struct AbcOutputs {
-  Tensor o;
-  Tensor hkt, hvt, lset;  // absent: not wanted
+  Tensor o = {};
+  Tensor hkt = {}, hvt = {}, lset = {};  // absent: not wanted
 };
 
 OUZEL_EXPORT void abc(Context& context, const AbcOptions& options, const AbcInputs& inputs,
@@ -38,11 +38,11 @@ OUZEL_EXPORT void abc(Context& context, const AbcOptions& options, const AbcInpu
 
 // Upstream gradients; absent ones of states are zeros, and the loss does not depend on lset.
 struct AbcOutputGrads {
-  ConstTensor o, hkt, hvt;
+  ConstTensor o = {}, hkt = {}, hvt = {};
 };
 // Assigned; absent ones are not computed.
 struct AbcInputGrads {
-  Tensor q, k, v, s, hk0, hv0, lse0;
+  Tensor q = {}, k = {}, v = {}, s = {}, hk0 = {}, hv0 = {}, lse0 = {};
 };
 OUZEL_EXPORT void abc_backward(Context& context, const AbcOptions& options, const AbcInputs& inputs,
                                const AbcOutputGrads& output_grads,

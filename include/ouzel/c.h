@@ -120,7 +120,8 @@ enum {
   OUZEL_NORMS_SQRT = 1 /* all keys^0.5 */
 };
 /* Fills `w`, dense float32 [rows, keys], with the random projection of FAVOR+: Gaussian rows,
- * orthogonal to each other within blocks of `keys`. The same numbers for the same seed, anywhere. */
+ * orthogonal to each other within blocks of `keys`. The same numbers for the same seed, anywhere.
+ */
 OUZEL_EXPORT ouzel_status ouzel_draw_orthogonal_projection(uint64_t seed, int32_t norms,
                                                            int64_t rows, int64_t keys, float* w);
 

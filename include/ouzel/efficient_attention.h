@@ -24,14 +24,15 @@ struct EfficientAttentionOptions {
 // form. float32, any strides with unit last stride; final states may be the memory of the initial
 // ones. Computed in float64 within a call: exact to the rounding of its outputs and states.
 struct EfficientAttentionInputs {
-  ConstTensor q, k, v;
-  ConstTensor initial_state, initial_lse;  // absent: 0 and -inf; both or none; causal only
-  const Segments* segments = nullptr;      // null: each batch row is one sequence
+  ConstTensor q = {}, k = {}, v = {};
+  // absent: 0 and -inf; both or none; causal only
+  ConstTensor initial_state = {}, initial_lse = {};
+  const Segments* segments = nullptr;  // null: each batch row is one sequence
 };
 
 struct EfficientAttentionOutputs {
-  Tensor o;
-  Tensor final_state, lse;  // absent: not wanted; causal only
+  Tensor o = {};
+  Tensor final_state = {}, lse = {};  // absent: not wanted; causal only
 };
 
 OUZEL_EXPORT void efficient_attention(Context& context, const EfficientAttentionOptions& options,
@@ -41,11 +42,11 @@ OUZEL_EXPORT void efficient_attention(Context& context, const EfficientAttention
 // Upstream gradients; that of the final state may be absent (zeros), and the loss does not depend
 // on the final lse.
 struct EfficientAttentionOutputGrads {
-  ConstTensor o, final_state;
+  ConstTensor o = {}, final_state = {};
 };
 // Assigned; absent ones are not computed.
 struct EfficientAttentionInputGrads {
-  Tensor q, k, v, initial_state, initial_lse;
+  Tensor q = {}, k = {}, v = {}, initial_state = {}, initial_lse = {};
 };
 OUZEL_EXPORT void efficient_attention_backward(Context& context,
                                                const EfficientAttentionOptions& options,

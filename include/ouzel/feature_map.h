@@ -39,13 +39,13 @@ enum class FeatureMapKind {
 // Parameters of a map: w [m, K] shared by all heads or [H, m, K] one a head; b [m] or [H, m],
 // absent: no bias. psi (luna): u = psi_w1 [J], c = psi_b1 [J], U = psi_w2 [L, J], e = psi_b2 [L].
 struct FeatureMapWeights {
-  ConstTensor w1, b1, w2, b2;
-  ConstTensor psi_w1, psi_b1, psi_w2, psi_b2;
+  ConstTensor w1 = {}, b1 = {}, w2 = {}, b2 = {};
+  ConstTensor psi_w1 = {}, psi_b1 = {}, psi_w2 = {}, psi_b2 = {};
 };
 
 // Numbers that some maps have.
 struct FeatureMapOptions {
-  std::optional<double> kernel_scale;  // s of taylor and rebased; default K^-0.5
+  std::optional<double> kernel_scale = {};  // s of taylor and rebased; default K^-0.5
   double kernel_eps = 1e-3;
   double l2norm_eps = 1e-6;
   std::int64_t nu = 1;
@@ -54,19 +54,19 @@ struct FeatureMapOptions {
 
 struct FeatureMap {
   FeatureMapKind kind = FeatureMapKind::kIdentity;
-  FeatureMapWeights q;
-  FeatureMapWeights k;  // w1 absent: the map of q serves k too
-  FeatureMapOptions options;
+  FeatureMapWeights q = {};
+  FeatureMapWeights k = {};  // w1 absent: the map of q serves k too
+  FeatureMapOptions options = {};
 };
 
 // Gradients of the parameters, added to; absent tensors are not computed.
 struct FeatureMapWeightGrads {
-  Tensor w1, b1, w2, b2;
-  Tensor psi_w1, psi_b1, psi_w2, psi_b2;
+  Tensor w1 = {}, b1 = {}, w2 = {}, b2 = {};
+  Tensor psi_w1 = {}, psi_b1 = {}, psi_w2 = {}, psi_b2 = {};
 };
 struct FeatureMapGrads {
-  FeatureMapWeightGrads q;
-  FeatureMapWeightGrads k;
+  FeatureMapWeightGrads q = {};
+  FeatureMapWeightGrads k = {};
 };
 
 // Fills w [m, K] with the random projection of FAVOR+: Gaussian rows, orthogonal to each other

@@ -13,7 +13,7 @@
 namespace ouzel {
 
 struct GatedOjaRuleOptions {
-  std::optional<double> scale;                      // default K^-0.5
+  std::optional<double> scale = {};                 // default K^-0.5
   bool use_q_l2norm = false, use_k_l2norm = false;  // x := x / sqrt(|x|^2 + l2norm_eps)
   double l2norm_eps = 1e-6;
 };
@@ -26,9 +26,9 @@ struct GatedOjaRuleOptions {
 // unspecified); -inf drops the column. Values should have unit length. Computed in float64 within a
 // call: exact to the rounding of its outputs and states.
 struct GatedOjaRuleInputs {
-  ConstTensor q, k, v, beta;
-  ConstTensor gv;                      // absent: no decay
-  ConstTensor initial_state;           // absent: zeros
+  ConstTensor q = {}, k = {}, v = {}, beta = {};
+  ConstTensor gv = {};                 // absent: no decay
+  ConstTensor initial_state = {};      // absent: zeros
   const Segments* segments = nullptr;  // null: each batch row is one sequence
 };
 
@@ -38,7 +38,7 @@ OUZEL_EXPORT void gated_oja_rule(Context& context, const GatedOjaRuleOptions& op
 
 // Gradients are assigned; absent ones are not computed. d_final may be absent (zeros).
 struct GatedOjaRuleInputGrads {
-  Tensor q, k, v, beta, gv, initial_state;
+  Tensor q = {}, k = {}, v = {}, beta = {}, gv = {}, initial_state = {};
 };
 OUZEL_EXPORT void gated_oja_rule_backward(Context& context, const GatedOjaRuleOptions& options,
                                           const GatedOjaRuleInputs& inputs, const ConstTensor& d_o,

@@ -40,7 +40,7 @@ struct SamplingOptions {
   // With the token's position in the stream, all that a draw depends on.
   std::uint64_t seed = 1;
   // Generation ends when one of these texts has been generated; it is not part of the output.
-  std::vector<std::string> stop;
+  std::vector<std::string> stop = {};
 
   // Throws Error(kInvalidArgument) naming the member that does not fit.
   OUZEL_EXPORT void check() const;

@@ -14,7 +14,7 @@
 namespace ouzel {
 
 struct GsaOptions {
-  std::optional<double> scale;  // default K^-0.5
+  std::optional<double> scale = {};  // default K^-0.5
 };
 
 // q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], s and g [B, T, H, M], o [B, T, HQ, V]; states hk
@@ -26,14 +26,14 @@ struct GsaOptions {
 // unspecified); -inf empties the slot. Computed in float64 within a call: exact to the rounding of
 // its outputs and states.
 struct GsaInputs {
-  ConstTensor q, k, v, s, g;
-  ConstTensor hk0, hv0;                // absent: zeros
+  ConstTensor q = {}, k = {}, v = {}, s = {}, g = {};
+  ConstTensor hk0 = {}, hv0 = {};      // absent: zeros
   const Segments* segments = nullptr;  // null: each batch row is one sequence
 };
 
 struct GsaOutputs {
-  Tensor o;
-  Tensor hkt, hvt;  // absent: not wanted
+  Tensor o = {};
+  Tensor hkt = {}, hvt = {};  // absent: not wanted
 };
 
 OUZEL_EXPORT void gsa(Context& context, const GsaOptions& options, const GsaInputs& inputs,
@@ -41,11 +41,11 @@ OUZEL_EXPORT void gsa(Context& context, const GsaOptions& options, const GsaInpu
 
 // Upstream gradients; absent ones of states are zeros.
 struct GsaOutputGrads {
-  ConstTensor o, hkt, hvt;
+  ConstTensor o = {}, hkt = {}, hvt = {};
 };
 // Assigned; absent ones are not computed.
 struct GsaInputGrads {
-  Tensor q, k, v, s, g, hk0, hv0;
+  Tensor q = {}, k = {}, v = {}, s = {}, g = {}, hk0 = {}, hv0 = {};
 };
 OUZEL_EXPORT void gsa_backward(Context& context, const GsaOptions& options, const GsaInputs& inputs,
                                const GsaOutputGrads& output_grads,

@@ -16,17 +16,17 @@ namespace ouzel {
 // unspecified); -inf is a reset: the old state is dropped, even if it is NaN. NaN propagates within
 // its channel, and an infinity becomes NaN.
 struct HgrnInputs {
-  ConstTensor x, g;
-  ConstTensor initial_state;  // absent: zeros
+  ConstTensor x = {}, g = {};
+  ConstTensor initial_state = {};  // absent: zeros
   // What rounding took from the state, [N, D], absent: zeros. With it a sequence may be cut
   // anywhere: its outputs are those of the unbroken one, bit for bit.
-  ConstTensor initial_residue;
+  ConstTensor initial_residue = {};
   const Segments* segments = nullptr;  // null: each batch row is one sequence
 };
 
 struct HgrnOutputs {
-  Tensor o;
-  Tensor final_state, final_residue;  // absent: not wanted
+  Tensor o = {};
+  Tensor final_state = {}, final_residue = {};  // absent: not wanted
 };
 
 OUZEL_EXPORT void hgrn(Context& context, const HgrnInputs& inputs, const HgrnOutputs& outputs);

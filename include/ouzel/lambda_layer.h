@@ -14,7 +14,7 @@ namespace ouzel {
 // q [B, TQ, HQ, K], k [B, TK, U, K], v [B, TK, U, V], o [B, TQ, HQ, V]. float32, any strides with
 // unit last stride. Computed in float64 within a call. Without keys outputs are 0.
 struct LambdaLayerInputs {
-  ConstTensor q, k, v;
+  ConstTensor q = {}, k = {}, v = {};
   const Segments* segments = nullptr;      // of the queries; null: each batch row is one sequence
   const Segments* key_segments = nullptr;  // of the keys; null: those of the queries
 };

@@ -18,7 +18,7 @@ namespace ouzel {
 struct Law;  // src/ops/law.h
 
 struct LawOptions {
-  std::optional<double> scale;  // factor on q; default K^-0.5, 1 for mamba2_ssd and rwkv7
+  std::optional<double> scale = {};  // factor on q; default K^-0.5, 1 for mamba2_ssd and rwkv7
   // Laws that erase along the key, delta_rule to comba: q, k (and p) are x / sqrt(x . x +
   // l2norm_eps).
   bool use_qk_l2norm = false;

@@ -13,10 +13,11 @@
 namespace ouzel {
 
 struct LinearAttentionOptions {
-  FeatureMap feature_map;
-  std::optional<double> scale;  // default: K^-0.5 for the identity map, else 1 (docs/numerics.md)
+  FeatureMap feature_map = {};
+  // default: K^-0.5 for the identity map, else 1 (docs/numerics.md)
+  std::optional<double> scale = {};
   bool normalize = false;
-  std::optional<double> eps;  // default: the map's own, see docs/numerics.md
+  std::optional<double> eps = {};  // default: the map's own, see docs/numerics.md
   bool causal = true;
   bool reverse = false;  // tokens are processed from last to first; o stays at the token's position
   Form form = Form::kAuto;

@@ -27,7 +27,7 @@ struct LogLinearAttentionOptions {
 // g is a natural logarithm, at most 0 (up to 1e-6 counts as 0, more is an error and leaves outputs
 // unspecified); -inf forgets everything. Computed in float64 within a call, in T log T.
 struct LogLinearAttentionInputs {
-  ConstTensor q, k, v, g, level_scales;
+  ConstTensor q = {}, k = {}, v = {}, g = {}, level_scales = {};
   const Segments* segments = nullptr;  // null: each batch row is one sequence
 };
 
@@ -36,7 +36,7 @@ OUZEL_EXPORT void log_linear_attention(Context& context, const LogLinearAttentio
 
 // Assigned; absent ones are not computed. Levels that no pair has get 0.
 struct LogLinearAttentionInputGrads {
-  Tensor q, k, v, g, level_scales;
+  Tensor q = {}, k = {}, v = {}, g = {}, level_scales = {};
 };
 OUZEL_EXPORT void log_linear_attention_backward(Context& context,
                                                 const LogLinearAttentionOptions& options,

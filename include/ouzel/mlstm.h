@@ -15,7 +15,7 @@
 namespace ouzel {
 
 struct MlstmOptions {
-  std::optional<double> scale;  // of k; default K^-0.5
+  std::optional<double> scale = {};  // of k; default K^-0.5
 };
 
 // q, k [B, T, H, K], v and o [B, T, H, V], i and f (before their activations) [B, T, H]; states S
@@ -25,14 +25,15 @@ struct MlstmOptions {
 //
 // m is a scale: (S, z, m) and (S e^-a, z e^-a, m + a) are the same state.
 struct MlstmInputs {
-  ConstTensor q, k, v, i, f;
-  ConstTensor initial_state, initial_z, initial_m;  // absent: zeros; all three or none
-  const Segments* segments = nullptr;               // null: each batch row is one sequence
+  ConstTensor q = {}, k = {}, v = {}, i = {}, f = {};
+  // absent: zeros; all three or none
+  ConstTensor initial_state = {}, initial_z = {}, initial_m = {};
+  const Segments* segments = nullptr;  // null: each batch row is one sequence
 };
 
 struct MlstmOutputs {
-  Tensor o;
-  Tensor final_state, z, m;  // absent: not wanted
+  Tensor o = {};
+  Tensor final_state = {}, z = {}, m = {};  // absent: not wanted
 };
 
 OUZEL_EXPORT void mlstm(Context& context, const MlstmOptions& options, const MlstmInputs& inputs,
@@ -41,11 +42,11 @@ OUZEL_EXPORT void mlstm(Context& context, const MlstmOptions& options, const Mls
 // Upstream gradients; absent ones of states are zeros. Those of a loss that does not tell a state
 // from the same state with another m have m = <S', dS'> + <z', dz'>.
 struct MlstmOutputGrads {
-  ConstTensor o, final_state, z, m;
+  ConstTensor o = {}, final_state = {}, z = {}, m = {};
 };
 // Assigned; absent ones are not computed.
 struct MlstmInputGrads {
-  Tensor q, k, v, i, f, initial_state, initial_z, initial_m;
+  Tensor q = {}, k = {}, v = {}, i = {}, f = {}, initial_state = {}, initial_z = {}, initial_m = {};
 };
 OUZEL_EXPORT void mlstm_backward(Context& context, const MlstmOptions& options,
                                  const MlstmInputs& inputs, const MlstmOutputGrads& output_grads,

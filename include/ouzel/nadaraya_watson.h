@@ -15,14 +15,14 @@ enum class RegressionKernel { kGaussian, kExpDot };
 
 struct NadarayaWatsonOptions {
   RegressionKernel kernel = RegressionKernel::kGaussian;
-  double bandwidth = 1;         // gaussian; above 0
-  std::optional<double> scale;  // exp_dot; default d^-0.5
+  double bandwidth = 1;              // gaussian; above 0
+  std::optional<double> scale = {};  // exp_dot; default d^-0.5
 };
 
 // x [P, d], y [P, V], queries [M, d], o [M, V]; P at least 1. float32, any strides with unit last
 // stride. Computed in float64.
 struct NadarayaWatsonInputs {
-  ConstTensor x, y, queries;
+  ConstTensor x = {}, y = {}, queries = {};
 };
 
 OUZEL_EXPORT void nadaraya_watson(Context& context, const NadarayaWatsonOptions& options,

@@ -41,7 +41,7 @@ struct SequenceState {
 // The states of N sequences: N base pointers and strides (in floats) shared by all, so that batches
 // and forks need no copies. Rows of V and of z are contiguous.
 struct StateView {
-  std::span<SequenceState> sequences;
+  std::span<SequenceState> sequences = {};
   std::int64_t heads = 0, keys = 0, values = 0;  // HV, K (features after the map), V
   std::int64_t head_stride = 0, key_stride = 0;  // of s and s_residue
   std::int64_t z_head_stride = 0;
@@ -64,39 +64,40 @@ enum class Form {
 // --list`). Log decays are natural logarithms, at most 0 (up to 1e-6 above counts as 0, more is an
 // error); -inf is a hard reset.
 struct RecurrenceInputs {
-  ConstTensor q, k, v;      // rwkv5, rwkv6, rwkv7: q is r; mamba2_ssd: C, B and x
-  ConstTensor g;            // log decay [B, T, HV], of rows of S [B, T, HV, K]; rwkv5: [HV, K]
-  ConstTensor gv;           // log decay of columns of S [B, T, HV, V]
-  ConstTensor beta;         // strength of erase and write [B, T, HV] or [B, T, HV, V]
-  ConstTensor a, b;         // erase: b (S^T a)^T, each [B, T, HK, K]; gdn2: gate b [B, T, HV, K]
-  ConstTensor p;            // erase key [B, T, HK, K]
-  ConstTensor w;            // write gate [B, T, HV, V]
-  ConstTensor u;            // bonus of the current token [HV, K]
-  ConstTensor dt, A, D;     // step [B, T, HV], rate [HV] <= 0, skip [HV]
-  StateView initial_state;  // absent: zeros
-  const Segments* segments = nullptr;  // null: each batch row is one sequence
+  ConstTensor q = {}, k = {}, v = {};  // rwkv5, rwkv6, rwkv7: q is r; mamba2_ssd: C, B and x
+  ConstTensor g = {};          // log decay [B, T, HV], of rows of S [B, T, HV, K]; rwkv5: [HV, K]
+  ConstTensor gv = {};         // log decay of columns of S [B, T, HV, V]
+  ConstTensor beta = {};       // strength of erase and write [B, T, HV] or [B, T, HV, V]
+  ConstTensor a = {}, b = {};  // erase: b (S^T a)^T, each [B, T, HK, K]; gdn2: gate b [B, T, HV, K]
+  ConstTensor p = {};          // erase key [B, T, HK, K]
+  ConstTensor w = {};          // write gate [B, T, HV, V]
+  ConstTensor u = {};          // bonus of the current token [HV, K]
+  ConstTensor dt = {}, A = {}, D = {};  // step [B, T, HV], rate [HV] <= 0, skip [HV]
+  StateView initial_state = {};         // absent: zeros
+  const Segments* segments = nullptr;   // null: each batch row is one sequence
 };
 
 struct RecurrenceOutputs {
-  Tensor o;
-  StateView final_state;  // absent: not wanted. May be the memory of the initial state
+  Tensor o = {};
+  StateView final_state = {};  // absent: not wanted. May be the memory of the initial state
   // [B, max(HQ, HV), T, T], as many columns as v has rows; Form::kParallel only; o = weights v.
-  Tensor weights;
+  Tensor weights = {};
   // For the backward pass, or null in inference: `saved_bytes` of the operator.
   void* saved = nullptr;
 };
 
 // Upstream gradients. `final_state` holds d loss / d final state (S and z; residues are ignored).
 struct RecurrenceOutputGrads {
-  ConstTensor o;
-  StateView final_state;  // absent: zeros
+  ConstTensor o = {};
+  StateView final_state = {};  // absent: zeros
 };
 
 // Gradients of activations and initial states are assigned, those of parameters are added to. An
 // absent tensor is not computed.
 struct RecurrenceInputGrads {
-  Tensor q, k, v, g, gv, beta, a, b, p, w, u, dt, A, D;
-  StateView initial_state;
+  Tensor q = {}, k = {}, v = {}, g = {}, gv = {}, beta = {}, a = {}, b = {}, p = {}, w = {}, u = {},
+         dt = {}, A = {}, D = {};
+  StateView initial_state = {};
 };
 
 }  // namespace ouzel

@@ -13,9 +13,9 @@
 namespace ouzel {
 
 struct RetentionOptions {
-  std::optional<double> scale;  // default K^-0.5
+  std::optional<double> scale = {};  // default K^-0.5
   // log gamma of the HV heads (<= 0); empty: log(1 - 2^(-5-h))
-  std::span<const double> log_decay;
+  std::span<const double> log_decay = {};
   bool reverse = false;
   Form form = Form::kAuto;
 };

@@ -20,15 +20,15 @@ namespace ouzel {
 // guards the denominator. Computed in float64 within a call: exact to the rounding of its outputs
 // and states.
 struct RfaGateInputs {
-  ConstTensor q, k, v, gate, w;
-  ConstTensor sigma;                     // absent: 1
-  ConstTensor initial_state, initial_z;  // absent: zeros; both or none
-  const Segments* segments = nullptr;    // null: each batch row is one sequence
+  ConstTensor q = {}, k = {}, v = {}, gate = {}, w = {};
+  ConstTensor sigma = {};                          // absent: 1
+  ConstTensor initial_state = {}, initial_z = {};  // absent: zeros; both or none
+  const Segments* segments = nullptr;              // null: each batch row is one sequence
 };
 
 struct RfaGateOutputs {
-  Tensor o;
-  Tensor final_state, z;  // absent: not wanted
+  Tensor o = {};
+  Tensor final_state = {}, z = {};  // absent: not wanted
 };
 
 OUZEL_EXPORT void rfa_gate(Context& context, const RfaGateInputs& inputs,
@@ -36,11 +36,11 @@ OUZEL_EXPORT void rfa_gate(Context& context, const RfaGateInputs& inputs,
 
 // Upstream gradients; absent ones of states are zeros.
 struct RfaGateOutputGrads {
-  ConstTensor o, final_state, z;
+  ConstTensor o = {}, final_state = {}, z = {};
 };
 // Assigned, that of sigma is added to; absent ones are not computed.
 struct RfaGateInputGrads {
-  Tensor q, k, v, gate, sigma, initial_state, initial_z;
+  Tensor q = {}, k = {}, v = {}, gate = {}, sigma = {}, initial_state = {}, initial_z = {};
 };
 OUZEL_EXPORT void rfa_gate_backward(Context& context, const RfaGateInputs& inputs,
                                     const RfaGateOutputGrads& output_grads,

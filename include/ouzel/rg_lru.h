@@ -19,14 +19,14 @@ struct RgLruOptions {
 // with unit last stride; final states may be the memory of the initial ones. NaN propagates within
 // its channel, and an infinity becomes NaN.
 struct RgLruInputs {
-  ConstTensor x, r, i, a_param;
-  ConstTensor initial_state, initial_residue;  // as in ouzel/hgrn.h
+  ConstTensor x = {}, r = {}, i = {}, a_param = {};
+  ConstTensor initial_state = {}, initial_residue = {};  // as in ouzel/hgrn.h
   const Segments* segments = nullptr;
 };
 
 struct RgLruOutputs {
-  Tensor o;
-  Tensor final_state, final_residue;
+  Tensor o = {};
+  Tensor final_state = {}, final_residue = {};
 };
 
 OUZEL_EXPORT void rg_lru(Context& context, const RgLruOptions& options, const RgLruInputs& inputs,
@@ -35,7 +35,7 @@ OUZEL_EXPORT void rg_lru(Context& context, const RgLruOptions& options, const Rg
 // Gradients are assigned, that of a_param is added to; absent ones are not computed. The root has
 // no slope where e^L is 1: it counts as 0 there.
 struct RgLruInputGrads {
-  Tensor x, r, i, a_param, initial_state;
+  Tensor x = {}, r = {}, i = {}, a_param = {}, initial_state = {};
 };
 
 // `o` is what the forward pass gave; d_final may be absent (zeros).

@@ -18,17 +18,17 @@ namespace ouzel {
 // float32, any strides with unit last stride; final states may be the memory of the initial ones.
 // NaN propagates within its channel.
 struct Rwkv4Inputs {
-  ConstTensor k, v, w, u;
-  ConstTensor initial_state;  // absent: alpha = beta = 0, eps = -1e38
+  ConstTensor k = {}, v = {}, w = {}, u = {};
+  ConstTensor initial_state = {};  // absent: alpha = beta = 0, eps = -1e38
   // What rounding took from the state, [N, 3, 1, C], absent: zeros. With it a sequence may be cut
   // anywhere: its outputs are those of the unbroken one, bit for bit.
-  ConstTensor initial_residue;
+  ConstTensor initial_residue = {};
   const Segments* segments = nullptr;  // null: each batch row is one sequence
 };
 
 struct Rwkv4Outputs {
-  Tensor o;
-  Tensor final_state, final_residue;  // absent: not wanted
+  Tensor o = {};
+  Tensor final_state = {}, final_residue = {};  // absent: not wanted
 };
 
 OUZEL_EXPORT void rwkv4(Context& context, const Rwkv4Inputs& inputs, const Rwkv4Outputs& outputs);
@@ -36,7 +36,7 @@ OUZEL_EXPORT void rwkv4(Context& context, const Rwkv4Inputs& inputs, const Rwkv4
 // Gradients of activations and states are assigned, those of w and u added to; absent ones are not
 // computed. The gradient of eps is that of the branch that its maximum took.
 struct Rwkv4InputGrads {
-  Tensor k, v, w, u, initial_state;
+  Tensor k = {}, v = {}, w = {}, u = {}, initial_state = {};
 };
 
 // d_final may be absent (zeros).

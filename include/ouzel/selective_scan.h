@@ -18,15 +18,15 @@ struct SelectiveScanOptions {
 // dt A is a log decay: at most 0 (up to 1e-6 counts as 0, more is an error and leaves outputs
 // unspecified). NaN propagates within its channel, from B and C to all; an infinity becomes NaN.
 struct SelectiveScanInputs {
-  ConstTensor x, dt, a, b, c;
-  ConstTensor d, z, dt_bias;                   // absent: 0, no gate, 0
-  ConstTensor initial_state, initial_residue;  // as in ouzel/hgrn.h
+  ConstTensor x = {}, dt = {}, a = {}, b = {}, c = {};
+  ConstTensor d = {}, z = {}, dt_bias = {};              // absent: 0, no gate, 0
+  ConstTensor initial_state = {}, initial_residue = {};  // as in ouzel/hgrn.h
   const Segments* segments = nullptr;
 };
 
 struct SelectiveScanOutputs {
-  Tensor o;
-  Tensor final_state, final_residue;
+  Tensor o = {};
+  Tensor final_state = {}, final_residue = {};
 };
 
 OUZEL_EXPORT void selective_scan(Context& context, const SelectiveScanOptions& options,
@@ -36,7 +36,7 @@ OUZEL_EXPORT void selective_scan(Context& context, const SelectiveScanOptions& o
 // Gradients of activations and states are assigned, those of a, d and dt_bias added to; absent ones
 // are not computed.
 struct SelectiveScanInputGrads {
-  Tensor x, dt, a, b, c, d, z, dt_bias, initial_state;
+  Tensor x = {}, dt = {}, a = {}, b = {}, c = {}, d = {}, z = {}, dt_bias = {}, initial_state = {};
 };
 
 // d_final may be absent (zeros).

@@ -20,8 +20,8 @@ struct ShortConvOptions {
 // x [B, T, D], weight [D, W] (or [D, 1, W]), bias [D] or absent, states [N, D, W], y [B, T, D].
 // float32.
 struct ShortConvInputs {
-  ConstTensor x, weight, bias;
-  ConstTensor initial_state;           // absent: zeros
+  ConstTensor x = {}, weight = {}, bias = {};
+  ConstTensor initial_state = {};      // absent: zeros
   const Segments* segments = nullptr;  // null: each batch row is one sequence
 };
 

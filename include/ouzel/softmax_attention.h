@@ -14,8 +14,8 @@
 namespace ouzel {
 
 struct SoftmaxAttentionOptions {
-  std::optional<double> scale;  // default K^-0.5
-  bool causal = true;           // query i sees keys j <= i + q_offset
+  std::optional<double> scale = {};  // default K^-0.5
+  bool causal = true;                // query i sees keys j <= i + q_offset
   std::int64_t window = 0;  // w > 0: only keys with i + q_offset - j < w (w keys, itself included)
   std::int64_t q_offset = 0;  // position of the first query among the keys
 };
@@ -30,16 +30,16 @@ struct SoftmaxAttentionOptions {
 // it sees and their positions: not on threads, on other queries or sequences of the call, or on
 // whether it came by a forward or by steps.
 struct SoftmaxAttentionInputs {
-  ConstTensor q, k, v;
+  ConstTensor q = {}, k = {}, v = {};
   const Segments* segments = nullptr;      // of the queries; null: each batch row is one sequence
   const Segments* key_segments = nullptr;  // of the keys; null: those of the queries
 };
 
 struct SoftmaxAttentionOutputs {
-  Tensor o;
+  Tensor o = {};
   // [B, TQ, HQ], float64: the log-sum-exp of the scaled scores, for the backward pass; -inf where
   // nothing is seen. (Of scores around 360 a float32 would cost the gradients 1e-5.) May be absent.
-  Tensor lse;
+  Tensor lse = {};
 };
 
 OUZEL_EXPORT void softmax_attention(Context& context, const SoftmaxAttentionOptions& options,

@@ -15,11 +15,11 @@
 namespace ouzel {
 
 struct TrainOptions {
-  ModelConfig model;
-  std::string data;  // any file; its bytes are the tokens
+  ModelConfig model = {};
+  std::string data = {};  // any file; its bytes are the tokens
   // Receives config.json and model.safetensors (the latest weights: Model::load reads the folder),
   // training.safetensors (all else that a resumed run needs) and metrics.jsonl.
-  std::string out;
+  std::string out = {};
   std::int64_t context = 256;          // tokens of a window
   std::int64_t batch = 16;             // windows of a micro-batch
   std::int64_t grad_accumulation = 1;  // micro-batches of an iteration

@@ -21,7 +21,7 @@
 namespace ouzel {
 
 struct TttLinearOptions {
-  std::optional<double> scale;        // default D^-0.5
+  std::optional<double> scale = {};   // default D^-0.5
   std::int64_t mini_batch_size = 16;  // tokens; at least 1
   double eps = 1e-6;
 };
@@ -32,14 +32,14 @@ struct TttLinearOptions {
 // stride; final states may be the memory of the initial ones. Computed in float64 within a call:
 // exact to the rounding of its outputs and states.
 struct TttLinearInputs {
-  ConstTensor q, k, v, w, b, eta;
-  ConstTensor initial_state, initial_bias;  // absent: zeros
-  const Segments* segments = nullptr;       // null: each batch row is one sequence
+  ConstTensor q = {}, k = {}, v = {}, w = {}, b = {}, eta = {};
+  ConstTensor initial_state = {}, initial_bias = {};  // absent: zeros
+  const Segments* segments = nullptr;                 // null: each batch row is one sequence
 };
 
 struct TttLinearOutputs {
-  Tensor o;
-  Tensor final_state, final_bias;  // absent: not wanted
+  Tensor o = {};
+  Tensor final_state = {}, final_bias = {};  // absent: not wanted
 };
 
 OUZEL_EXPORT void ttt_linear(Context& context, const TttLinearOptions& options,
@@ -47,11 +47,11 @@ OUZEL_EXPORT void ttt_linear(Context& context, const TttLinearOptions& options,
 
 // Upstream gradients; absent ones of states are zeros.
 struct TttLinearOutputGrads {
-  ConstTensor o, final_state, final_bias;
+  ConstTensor o = {}, final_state = {}, final_bias = {};
 };
 // Assigned, those of w and b are added to; absent ones are not computed.
 struct TttLinearInputGrads {
-  Tensor q, k, v, w, b, eta, initial_state, initial_bias;
+  Tensor q = {}, k = {}, v = {}, w = {}, b = {}, eta = {}, initial_state = {}, initial_bias = {};
 };
 OUZEL_EXPORT void ttt_linear_backward(Context& context, const TttLinearOptions& options,
                                       const TttLinearInputs& inputs,
