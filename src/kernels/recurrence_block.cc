@@ -31,52 +31,57 @@ constexpr std::int64_t kStrip = kVectors * kLanes;
 constexpr float kLeast = 0x1p-60f;
 // AVX-512 has registers enough to read for the first query in the sweep that writes.
 constexpr bool kReadsInWrite = HWY_TARGET == HWY_AVX3;
+constexpr int kUnrolled = 4;  // keys
 
 enum class Erase { kNone, kCollinear, kGeneral };
-enum class ColumnDecay { kNone, kSame, kPerValue };
 
-// Brings in the lines of the next chunk, evenly spread over the steps of all sweeps, two keys each:
+// Where rows of q, k, e and b stand in a group of 16 keys of a block.
+constexpr std::int64_t kRowsOfQ = 0, kRowsOfK = kBlock * kGroupKeys, kRowsOfE = 2 * kRowsOfK,
+                       kRowsOfB = 3 * kRowsOfK;
+template <Erase kErase>
+constexpr std::int64_t group_pitch() {
+  return kGroupKeys * block_rows(kErase != Erase::kNone, kErase == Erase::kGeneral);
+}
+
+// Brings in the lines of the next chunk, evenly spread over the steps of all sweeps, 16 keys each:
 // in bursts they would take the buffers that loads from the second-level cache need too.
 struct Prefetch {
-  static constexpr std::int64_t kNever = std::int64_t{1} << 62;
-  const PrefetchColumn* column;
-  const float* next;
-  std::int64_t columns, tokens, token, every, wait;
+  PrefetchAhead* ahead;
+  std::int64_t a_step;
   Prefetch(const BlockArgs& a, std::int64_t steps)
-      : column(a.prefetch), columns(a.prefetch_count), tokens(a.prefetch_tokens), token(0) {
-    next = columns > 0 ? column->first : nullptr;
-    every = columns > 0 ? HWY_MAX(1, steps / (columns * tokens)) : kNever;
-    wait = every;
-  }
-  // A line; returns after how many steps the next is due.
-  std::int64_t fetch() {
-    __builtin_prefetch(next, 0, 2);
-    next += column->stride;
-    if (++token == tokens) {
-      if (--columns == 0) return kNever;
-      token = 0;
-      next = (++column)->first;
+      : ahead(a.ahead), a_step((a.ahead->lines + steps - 1) / steps) {}
+  // Inline: a call would spill all vectors.
+  HWY_INLINE void step() {
+    const std::int64_t count = HWY_MIN(a_step, ahead->lines);
+    ahead->lines -= count;
+    const PrefetchColumn* column = ahead->next;
+    std::int64_t token = ahead->token;
+    for (std::int64_t i = 0; i < count; ++i) {
+      __builtin_prefetch(column->first + token * column->stride, 0, 2);
+      if (++column == ahead->end) {
+        column = ahead->columns;
+        ++token;
+      }
     }
-    return every;
+    ahead->next = column;
+    ahead->token = token;
   }
 };
 
-// A strip's scratch, in rows of kStrip: what four rows write, what they read, and so on.
+// A strip's scratch, in rows of kStrip.
 struct Strip {
   const BlockSlab* slab;
   std::int64_t column;
   const float *state_in, *low_in;
   float *state, *low;
   float* fold;    // what the columns lack
-  float* erased;  // [4]: the state read for the erase
   float* w;       // [4]: goes with k
   float* r;       // [4]: goes with b
   float* factor;  // [4]: decay of the columns from the state to each row's read
-  float* reads;   // [queries][4]: the state read
-  float* recent;  // [queries][4]: what the block's own rows add
+  float* recent;  // [queries][4]: what the block's own rows add to it
 
   static std::int64_t floats(std::int64_t queries) {
-    return kStrip + (4 + 2 * queries) * kBlock * kStrip;
+    return kStrip + (3 + queries) * kBlock * kStrip;
   }
   Strip(const BlockArgs& a, std::int64_t index, float* scratch)
       : slab(a.slabs + index * kStrip / kSlab), column(index * kStrip % kSlab) {
@@ -87,149 +92,136 @@ struct Strip {
       low = slab->low + column;
     }
     fold = scratch;
-    erased = fold + kStrip;
-    w = erased + kBlock * kStrip;
+    w = fold + kStrip;
     r = w + kBlock * kStrip;
     factor = r + kBlock * kStrip;
-    reads = factor + kBlock * kStrip;
-    recent = reads + a.queries * kBlock * kStrip;
+    recent = factor + kBlock * kStrip;
     for (std::int64_t i = 0; i < kStrip; ++i) fold[i] = 1;
   }
 };
 
-// out_i = S^T x_i for four rows.
+// sum_i += S^T x_i for four rows.
 HWY_INLINE void sweep_reads(const float* x, std::int64_t pitch, std::int64_t keys,
-                            const float* state, float* out, Prefetch& prefetch) {
+                            const float* state, V (&sum)[kBlock][kVectors], Prefetch& prefetch) {
   const D d;
-  std::int64_t wait = prefetch.wait;  // in a register
   // AVX-512: odd keys have sums of their own, since eight do not hide the latency.
   constexpr int kSums = HWY_TARGET == HWY_AVX3 ? 2 : 1;
-  V sum[kSums][kBlock][kVectors];
+  V odd[kBlock][kVectors];
   OUZEL_UNROLL
-  for (int n = 0; n < kSums; ++n) {
+  for (int i = 0; i < kBlock; ++i) {
     OUZEL_UNROLL
-    for (int i = 0; i < kBlock; ++i) {
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) sum[n][i][j] = hn::Zero(d);
-    }
+    for (int j = 0; j < kVectors; ++j) odd[i][j] = hn::Zero(d);
   }
-  for (std::int64_t key = 0; key < keys; key += 2) {
-    if (--wait == 0) wait = prefetch.fetch();
-    OUZEL_UNROLL
-    for (int n = 0; n < 2; ++n) {
-      V s[kVectors];
+  for (std::int64_t key = 0; key < keys; key += kGroupKeys, x += pitch) {
+    prefetch.step();
+    const std::int64_t end = HWY_MIN(keys - key, kGroupKeys);
+    for (std::int64_t n = 0; n < end; n += kUnrolled, state += kUnrolled * kSlab) {
       OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        s[j] = hn::Load(d, state + (key + n) * kSlab + j * kLanes);
-      }
-      OUZEL_UNROLL
-      for (int i = 0; i < kBlock; ++i) {
-        const V x_i = hn::Set(d, x[i * pitch + key + n]);
+      for (int m = 0; m < kUnrolled; ++m) {
+        V s[kVectors];
         OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          sum[n % kSums][i][j] = hn::MulAdd(x_i, s[j], sum[n % kSums][i][j]);
+        for (int j = 0; j < kVectors; ++j) s[j] = hn::Load(d, state + m * kSlab + j * kLanes);
+        OUZEL_UNROLL
+        for (int i = 0; i < kBlock; ++i) {
+          const V x_i = hn::Set(d, x[i * kGroupKeys + n + m]);
+          OUZEL_UNROLL
+          for (int j = 0; j < kVectors; ++j) {
+            V& to = m % kSums == 0 ? sum[i][j] : odd[i][j];
+            to = hn::MulAdd(x_i, s[j], to);
+          }
         }
       }
     }
   }
-  prefetch.wait = wait;
-  OUZEL_UNROLL
-  for (int i = 0; i < kBlock; ++i) {
+  if constexpr (kSums == 2) {
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      const V total = kSums == 1 ? sum[0][i][j] : hn::Add(sum[0][i][j], sum[kSums - 1][i][j]);
-      hn::Store(total, d, out + i * kStrip + j * kLanes);
+    for (int i = 0; i < kBlock; ++i) {
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Add(sum[i][j], odd[i][j]);
     }
   }
 }
 
 struct WriteArgs {
-  std::int64_t keys, pitch;
-  const float *q, *k, *b;
+  std::int64_t keys;
+  const float* rows;                   // of the block
   const float *leave, *leave_minus_1;  // of keys, or null
   // The columns' factor, and in two parts its difference to 1.
   const float *column_leave, *column_minus_1;
 };
 
 // S = S * leave + sum_i k_i w_i^T + b_i r_i^T, and the reads of the state before for the first
-// query
+// query: sum_i += S^T q_i.
 template <Erase kErase, bool kTwoParts, bool kLeaveKeys, bool kLeaveColumns>
 HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, const V (&w)[kBlock][kVectors],
-                             const V (&r)[kBlock][kVectors], Prefetch& prefetch) {
+                             const V (&r)[kBlock][kVectors], V (&sum)[kBlock][kVectors],
+                             Prefetch& prefetch) {
   const D d;
-  std::int64_t wait = prefetch.wait;  // in a register, as are the addresses
-  const float *state_in = strip.state_in, *low_in = strip.low_in;
+  // In registers.
+  const float *state_in = strip.state_in, *low_in = strip.low_in, *rows = a.rows;
   float *state = strip.state, *low_out = strip.low;
-  V sum[kBlock][kVectors], fold[kVectors], column_minus_1[kVectors];
+  V fold[kVectors], column_minus_1[kVectors];
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
-    OUZEL_UNROLL
-    for (int i = 0; i < kBlock; ++i) sum[i][j] = hn::Zero(d);
     if constexpr (kLeaveColumns) fold[j] = hn::Load(d, a.column_leave + j * kLanes);
     if constexpr (kLeaveColumns && kTwoParts) {
       column_minus_1[j] = hn::Load(d, a.column_minus_1 + j * kLanes);
     }
   }
-  for (std::int64_t key = 0; key < a.keys; key += 2) {
-    if (--wait == 0) wait = prefetch.fetch();
-    OUZEL_UNROLL
-    for (int n = 0; n < 2; ++n) {
-      const std::int64_t at = (key + n) * kSlab;
-      V s[kVectors], change[kVectors];
+  for (std::int64_t group = 0; group < a.keys; group += kGroupKeys, rows += group_pitch<kErase>()) {
+    prefetch.step();
+    const std::int64_t end = HWY_MIN(a.keys - group, kGroupKeys);
+    for (std::int64_t n = 0; n < end; n += kUnrolled) {
       OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        s[j] = hn::Load(d, state_in + at + j * kLanes);
-        if constexpr (kTwoParts) {
-          change[j] = hn::Zero(d);
-        } else {
-          change[j] = s[j];
-          if constexpr (kLeaveKeys) change[j] = hn::Mul(change[j], hn::Set(d, a.leave[key + n]));
-          if constexpr (kLeaveColumns) change[j] = hn::Mul(change[j], fold[j]);
-        }
-      }
-      OUZEL_UNROLL
-      for (int i = 0; i < kBlock; ++i) {
-        if constexpr (kReadsInWrite) {
-          const V q = hn::Set(d, a.q[i * a.pitch + key + n]);
-          OUZEL_UNROLL
-          for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(q, s[j], sum[i][j]);
-        }
-        const V k = hn::Set(d, a.k[i * a.pitch + key + n]);
+      for (int m = 0; m < kUnrolled; ++m) {
+        const float* x = rows + n + m;
+        const std::int64_t key = group + n + m, at = key * kSlab;
+        V s[kVectors], change[kVectors];
         OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) change[j] = hn::MulAdd(k, w[i][j], change[j]);
-        if constexpr (kErase == Erase::kGeneral) {
-          const V b = hn::Set(d, a.b[i * a.pitch + key + n]);
+        for (int j = 0; j < kVectors; ++j) {
+          s[j] = hn::Load(d, state_in + at + j * kLanes);
+          if constexpr (kTwoParts) {
+            change[j] = hn::Zero(d);
+          } else {
+            change[j] = s[j];
+            if constexpr (kLeaveKeys) change[j] = hn::Mul(change[j], hn::Set(d, a.leave[key]));
+            if constexpr (kLeaveColumns) change[j] = hn::Mul(change[j], fold[j]);
+          }
+        }
+        OUZEL_UNROLL
+        for (int i = 0; i < kBlock; ++i) {
+          if constexpr (kReadsInWrite) {
+            const V q = hn::Set(d, x[kRowsOfQ + i * kGroupKeys]);
+            OUZEL_UNROLL
+            for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(q, s[j], sum[i][j]);
+          }
+          const V k = hn::Set(d, x[kRowsOfK + i * kGroupKeys]);
           OUZEL_UNROLL
-          for (int j = 0; j < kVectors; ++j) change[j] = hn::MulAdd(b, r[i][j], change[j]);
-        }
-      }
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        if constexpr (kTwoParts) {
-          V factor = hn::Set(d, 1.0f), minus_1 = hn::Zero(d);
-          if constexpr (kLeaveKeys) {
-            factor = hn::Set(d, a.leave[key + n]);
-            minus_1 = hn::Set(d, a.leave_minus_1[key + n]);
+          for (int j = 0; j < kVectors; ++j) change[j] = hn::MulAdd(k, w[i][j], change[j]);
+          if constexpr (kErase == Erase::kGeneral) {
+            const V b = hn::Set(d, x[kRowsOfB + i * kGroupKeys]);
+            OUZEL_UNROLL
+            for (int j = 0; j < kVectors; ++j) change[j] = hn::MulAdd(b, r[i][j], change[j]);
           }
-          if constexpr (kLeaveColumns) {
-            factor = hn::Mul(factor, fold[j]);
-            minus_1 = hn::MulAdd(minus_1, column_minus_1[j], hn::Add(minus_1, column_minus_1[j]));
-          }
-          V low = hn::Load(d, low_in + at + j * kLanes);
-          change[j] = two_part_sum(d, s[j], low, factor, minus_1, change[j]);
-          hn::Store(low, d, low_out + at + j * kLanes);
         }
-        hn::Store(change[j], d, state + at + j * kLanes);
-      }
-    }
-  }
-  prefetch.wait = wait;
-  if constexpr (kReadsInWrite) {
-    OUZEL_UNROLL
-    for (int i = 0; i < kBlock; ++i) {
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        hn::Store(sum[i][j], d, strip.reads + i * kStrip + j * kLanes);
+        OUZEL_UNROLL
+        for (int j = 0; j < kVectors; ++j) {
+          if constexpr (kTwoParts) {
+            V factor = hn::Set(d, 1.0f), minus_1 = hn::Zero(d);
+            if constexpr (kLeaveKeys) {
+              factor = hn::Set(d, a.leave[key]);
+              minus_1 = hn::Set(d, a.leave_minus_1[key]);
+            }
+            if constexpr (kLeaveColumns) {
+              factor = hn::Mul(factor, fold[j]);
+              minus_1 = hn::MulAdd(minus_1, column_minus_1[j], hn::Add(minus_1, column_minus_1[j]));
+            }
+            V low = hn::Load(d, low_in + at + j * kLanes);
+            change[j] = two_part_sum(d, s[j], low, factor, minus_1, change[j]);
+            hn::Store(low, d, low_out + at + j * kLanes);
+          }
+          hn::Store(change[j], d, state + at + j * kLanes);
+        }
       }
     }
   }
@@ -251,18 +243,27 @@ HWY_INLINE V add_recent(V x, const float* pairs, std::int64_t pitch, int i, bool
   return x;
 }
 
-template <Erase kErase, ColumnDecay kDecay, bool kTwoParts>
+template <Erase kErase, bool kPerValue, bool kTwoParts>
 struct Block {
   static constexpr bool kErases = kErase != Erase::kNone;
-  static constexpr bool kPerValue = kDecay == ColumnDecay::kPerValue;
   // Without either, what is written is the values.
   static constexpr bool kSubstitutes = kErases || kPerValue;
 
   static HWY_INLINE const float* pairs(const BlockArgs& a, std::int64_t block) {
     return a.pairs + block * (kErase == Erase::kGeneral ? 2 : 1) * pairs_pitch(kErases, a.queries);
   }
+  static HWY_INLINE const float* rows(const BlockArgs& a, std::int64_t block) {
+    return a.rows + block * (a.key_pitch / kGroupKeys) * group_pitch<kErase>();
+  }
 
-  // What the block's own rows add to the reads of row i, and the decay of the state up to there.
+  // What the block's own rows add to the read of row i.
+  static HWY_INLINE V recent(const BlockArgs& a, const float* pairs, std::int64_t query, int i,
+                             int j, const V (&w)[kBlock][kVectors],
+                             const V (&r)[kBlock][kVectors]) {
+    return add_recent<kErase>(hn::Zero(D()), pairs + query_pairs(kErases, query),
+                              pairs_pitch(kErases, a.queries), i, true, j, w, r);
+  }
+  // The same and the decay of the state up to there, for decays per value.
   static HWY_INLINE void recall(const BlockArgs& a, const float* pairs, int i, const Strip& strip,
                                 const V (&fold)[kVectors], const V (&w)[kBlock][kVectors],
                                 const V (&r)[kBlock][kVectors]) {
@@ -272,22 +273,20 @@ struct Block {
       const std::int64_t at = i * kStrip + j * kLanes;
       hn::Store(fold[j], d, strip.factor + at);
       for (std::int64_t query = 0; query < a.queries; ++query) {
-        const V x = add_recent<kErase>(hn::Zero(d), pairs + query_pairs(kErases, query),
-                                       pairs_pitch(kErases, a.queries), i, true, j, w, r);
-        hn::Store(x, d, strip.recent + query * kBlock * kStrip + at);
+        hn::Store(recent(a, pairs, query, i, j, w, r), d,
+                  strip.recent + query * kBlock * kStrip + at);
       }
     }
   }
 
-  static HWY_INLINE void erase(const BlockArgs& a, const float* pairs, std::int64_t row, int i,
-                               const Strip& strip, const V (&fold)[kVectors],
-                               const V (&w)[kBlock][kVectors], V (&r)[kBlock][kVectors]) {
-    const D d;
+  // Turns r_i from what is read of the state into what is erased.
+  static HWY_INLINE void erase(const BlockArgs& a, const float* pairs, int i,
+                               const V (&fold)[kVectors], const V (&w)[kBlock][kVectors],
+                               V (&r)[kBlock][kVectors]) {
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      V x = hn::Load(d, strip.erased + i * kStrip + j * kLanes);
+      V x = r[i][j];
       if constexpr (kPerValue) x = hn::Mul(x, fold[j]);
-      if constexpr (kDecay == ColumnDecay::kSame) x = hn::Mul(x, hn::Set(d, a.erase_factor[row]));
       r[i][j] = add_recent<kErase>(x, pairs, pairs_pitch(kErases, a.queries), i, false, j, w, r);
     }
   }
@@ -298,11 +297,16 @@ struct Block {
                          Prefetch& prefetch) {
     const D d;
     const float* pairs = Block::pairs(a, block);
-    if constexpr (kErases) {
-      sweep_reads(a.e + block * kBlock * a.key_pitch, a.key_pitch, a.keys, strip.state_in,
-                  strip.erased, prefetch);
-    }
     V w[kBlock][kVectors], r[kBlock][kVectors], fold[kVectors];
+    OUZEL_UNROLL
+    for (int i = 0; i < kBlock; ++i) {
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) r[i][j] = hn::Zero(d);
+    }
+    if constexpr (kErases) {
+      sweep_reads(rows(a, block) + kRowsOfE, group_pitch<kErase>(), a.keys, strip.state_in, r,
+                  prefetch);
+    }
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) fold[j] = hn::Load(d, strip.fold + j * kLanes);
     const BlockSlab& slab = *strip.slab;
@@ -310,13 +314,18 @@ struct Block {
     for (int i = 0; i < kBlock; ++i) {
       const std::int64_t row = block * kBlock + i;
       const std::int64_t at = row * a.value_pitch + strip.column;
+      V c[kVectors];
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
-        w[i][j] = hn::Load(d, slab.v + at + j * kLanes);
-        r[i][j] = hn::Zero(d);
+        w[i][j] = hn::LoadU(d, slab.v + row * a.v_stride + strip.column + j * kLanes);
+        if constexpr (kErase == Erase::kCollinear) {
+          c[j] = a.strength_per_value ? hn::Load(d, slab.c + at + j * kLanes)
+                                      : hn::Set(d, slab.c[row]);
+          if (a.v_lacks_c) w[i][j] = hn::Mul(w[i][j], c[j]);
+        }
       }
       if constexpr (kPerValue) {
-        if (kErases && !a.erase_decayed) erase(a, pairs, row, i, strip, fold, w, r);
+        if (kErases && !a.erase_decayed) erase(a, pairs, i, fold, w, r);
         if (!a.read_decayed) recall(a, pairs, i, strip, fold, w, r);
         OUZEL_UNROLL
         for (int j = 0; j < kVectors; ++j) {
@@ -330,16 +339,10 @@ struct Block {
           }
         }
       }
-      if (kErases && (!kPerValue || a.erase_decayed)) {
-        erase(a, pairs, row, i, strip, fold, w, r);
-      }
+      if (kErases && (!kPerValue || a.erase_decayed)) erase(a, pairs, i, fold, w, r);
       if constexpr (kErase == Erase::kCollinear) {
         OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          const V c = a.strength_per_value ? hn::Load(d, slab.c + at + j * kLanes)
-                                           : hn::Set(d, slab.c[row]);
-          w[i][j] = hn::NegMulAdd(c, r[i][j], w[i][j]);
-        }
+        for (int j = 0; j < kVectors; ++j) w[i][j] = hn::NegMulAdd(c[j], r[i][j], w[i][j]);
       }
       if constexpr (kPerValue) {
         if (a.read_decayed) recall(a, pairs, i, strip, fold, w, r);
@@ -364,38 +367,22 @@ struct Block {
     const float* from = strip.w;
     std::int64_t pitch = kStrip;
     if constexpr (!kSubstitutes) {
-      pitch = a.value_pitch;
+      pitch = a.v_stride;
       from = strip.slab->v + block * kBlock * pitch + strip.column;
     }
     OUZEL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
-        w[i][j] = hn::Load(d, from + i * pitch + j * kLanes);
+        w[i][j] = hn::LoadU(d, from + i * pitch + j * kLanes);
         r[i][j] = kErase == Erase::kGeneral ? hn::Load(d, strip.r + i * kStrip + j * kLanes)
                                             : hn::Zero(d);
       }
     }
   }
 
-  // Multiplies what row i writes by factor_i.
-  template <class Factor>
-  static HWY_INLINE void scale_written(Factor factor, V (&w)[kBlock][kVectors],
-                                       V (&r)[kBlock][kVectors]) {
-    OUZEL_UNROLL
-    for (int i = 0; i < kBlock; ++i) {
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        const V x = factor(i, j);
-        w[i][j] = hn::Mul(w[i][j], x);
-        if constexpr (kErase == Erase::kGeneral) r[i][j] = hn::Mul(r[i][j], x);
-      }
-    }
-  }
-
   // Whether the state must take the columns' factor now.
   static HWY_INLINE bool columns_leave(const BlockArgs& a, std::int64_t block, const Strip& strip) {
-    if constexpr (kDecay == ColumnDecay::kSame) return a.leaves[block];
     if constexpr (!kPerValue) return false;
     const D d;
     bool leave = kTwoParts || block + 1 == a.blocks;
@@ -407,104 +394,111 @@ struct Block {
     return leave;
   }
 
-  static void write(const BlockArgs& a, std::int64_t block, const Strip& strip,
-                    Prefetch& prefetch) {
-    const D d;
-    const std::int64_t offset = block * kBlock * a.key_pitch;
-    for (std::int64_t query = kReadsInWrite ? 1 : 0; query < a.queries; ++query) {
-      sweep_reads(a.q + query * a.query_stride + offset, a.key_pitch, a.keys, strip.state_in,
-                  strip.reads + query * kBlock * kStrip, prefetch);
+  // What the sums of reads begin with.
+  static HWY_INLINE void begin_reads(const BlockArgs& a, std::int64_t block, std::int64_t query,
+                                     const V (&w)[kBlock][kVectors], const V (&r)[kBlock][kVectors],
+                                     V (&sum)[kBlock][kVectors]) {
+    OUZEL_UNROLL
+    for (int i = 0; i < kBlock; ++i) {
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        sum[i][j] = kPerValue ? hn::Zero(D()) : recent(a, pairs(a, block), query, i, j, w, r);
+      }
     }
+  }
+
+  static HWY_INLINE void end_reads(const BlockArgs& a, std::int64_t block, std::int64_t query,
+                                   const Strip& strip, V (&sum)[kBlock][kVectors]) {
+    const D d;
+    const std::int64_t width = strip.slab->width - strip.column;
+    OUZEL_UNROLL
+    for (int i = 0; i < kBlock; ++i) {
+      float* out = strip.slab->out[query * a.out_pitch + block * kBlock + i];
+      if (out == nullptr) continue;
+      out += strip.column;
+      if constexpr (kPerValue) {
+        OUZEL_UNROLL
+        for (int j = 0; j < kVectors; ++j) {
+          const std::int64_t at = i * kStrip + j * kLanes;
+          sum[i][j] = hn::MulAdd(sum[i][j], hn::Load(d, strip.factor + at),
+                                 hn::Load(d, strip.recent + query * kBlock * kStrip + at));
+        }
+      }
+      OUZEL_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        a.stream ? hn::Stream(sum[i][j], d, out + j * kLanes)
+                 : store_first(d, sum[i][j], out + j * kLanes, width - j * kLanes);
+      }
+    }
+  }
+
+  template <bool kLeaveKeys, bool kLeaveColumns>
+  static HWY_INLINE void read_and_write(const BlockArgs& a, std::int64_t block, const Strip& strip,
+                                        Prefetch& prefetch) {
     WriteArgs args = {};
     args.keys = a.keys;
-    args.pitch = a.key_pitch;
-    args.q = a.q + offset;
-    args.k = a.k + offset;
-    if constexpr (kErase == Erase::kGeneral) args.b = a.b + offset;
-    const bool leave_keys = a.decay_per_key && a.leaves[block];
-    if (leave_keys) {
+    args.rows = rows(a, block);
+    if constexpr (kLeaveKeys) {
       args.leave = a.leave + block * a.key_pitch;
       if constexpr (kTwoParts) args.leave_minus_1 = a.leave_minus_1 + block * a.key_pitch;
     }
-    V w[kBlock][kVectors], r[kBlock][kVectors];
-    load_written(a, block, strip, w, r);
-    const bool leave_columns = columns_leave(a, block, strip);
-    HWY_ALIGN float column_leave[kStrip];
     args.column_leave = strip.fold;
-    if constexpr (kDecay == ColumnDecay::kSame) {
-      const float* factor = a.write_factor + block * kBlock;
-      scale_written([&](int i, int) HWY_ATTR { return hn::Set(D(), factor[i]); }, w, r);
-      for (float& x : column_leave) x = a.leave[block];
-      args.column_leave = column_leave;
-      if constexpr (kTwoParts) {
-        for (std::int64_t i = 0; i < kStrip; ++i) strip.fold[i] = a.leave_minus_1[block];
-        args.column_minus_1 = strip.fold;
-      }
-    } else if constexpr (kPerValue) {
-      if (!leave_columns) {
-        scale_written(
-            [&](int, int j) HWY_ATTR {
-              return hn::Div(hn::Set(D(), 1.0f), hn::Load(D(), strip.fold + j * kLanes));
-            },
-            w, r);
-      }
-      if constexpr (kTwoParts) {
-        args.column_minus_1 =
-            strip.slab->value_leave_minus_1 + block * a.value_pitch + strip.column;
-      }
+    if constexpr (kPerValue && kTwoParts) {
+      args.column_minus_1 = strip.slab->value_leave_minus_1 + block * a.value_pitch + strip.column;
     }
-    if (leave_columns) {
-      leave_keys ? sweep_writes<kErase, kTwoParts, true, true>(args, strip, w, r, prefetch)
-                 : sweep_writes<kErase, kTwoParts, false, true>(args, strip, w, r, prefetch);
-    } else {
-      leave_keys ? sweep_writes<kErase, kTwoParts, true, false>(args, strip, w, r, prefetch)
-                 : sweep_writes<kErase, kTwoParts, false, false>(args, strip, w, r, prefetch);
+    V w[kBlock][kVectors], r[kBlock][kVectors], sum[kBlock][kVectors];
+    load_written(a, block, strip, w, r);
+    for (std::int64_t query = 1; query < a.queries; ++query) {
+      const float* q = a.other_queries + ((query - 1) * a.blocks + block) * kBlock * a.key_pitch;
+      begin_reads(a, block, query, w, r, sum);
+      sweep_reads(q, kBlock * kGroupKeys, a.keys, strip.state_in, sum, prefetch);
+      end_reads(a, block, query, strip, sum);
     }
-    if constexpr (kPerValue) {
+    begin_reads(a, block, 0, w, r, sum);
+    if constexpr (!kReadsInWrite) {
+      sweep_reads(args.rows + kRowsOfQ, group_pitch<kErase>(), a.keys, strip.state_in, sum,
+                  prefetch);
+      end_reads(a, block, 0, strip, sum);
+    }
+    if constexpr (kPerValue && !kLeaveColumns) {
       OUZEL_UNROLL
-      for (int j = 0; j < kVectors && leave_columns; ++j) {
-        hn::Store(hn::Set(d, 1.0f), d, strip.fold + j * kLanes);
-      }
-    }
-    output(a, block, strip);
-  }
-
-  static HWY_INLINE void output(const BlockArgs& a, std::int64_t block, const Strip& strip) {
-    const D d;
-    V w[kBlock][kVectors], r[kBlock][kVectors];
-    if constexpr (!kPerValue) load_written(a, block, strip, w, r);
-    for (std::int64_t query = 0; query < a.queries; ++query) {
-      const float* pairs = Block::pairs(a, block) + query_pairs(kErases, query);
-      OUZEL_UNROLL
-      for (int i = 0; i < kBlock; ++i) {
-        float* out = strip.slab->out[query * a.out_pitch + block * kBlock + i];
-        if (out == nullptr) continue;
+      for (int j = 0; j < kVectors; ++j) {
+        const V x = hn::Div(hn::Set(D(), 1.0f), hn::Load(D(), strip.fold + j * kLanes));
         OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          const std::int64_t at = (query * kBlock + i) * kStrip + j * kLanes;
-          V o = hn::Load(d, strip.reads + at);
-          if constexpr (kPerValue) {
-            o = hn::MulAdd(o, hn::Load(d, strip.factor + i * kStrip + j * kLanes),
-                           hn::Load(d, strip.recent + at));
-          } else {
-            if constexpr (kDecay == ColumnDecay::kSame) {
-              o = hn::Mul(o, hn::Set(d, a.read_factor[block * kBlock + i]));
-            }
-            o = add_recent<kErase>(o, pairs, pairs_pitch(kErases, a.queries), i, true, j, w, r);
-          }
-          const std::int64_t column = strip.column + j * kLanes;
-          a.stream ? hn::Stream(o, d, out + column)
-                   : store_first(d, o, out + column, strip.slab->width - column);
+        for (int i = 0; i < kBlock; ++i) {
+          w[i][j] = hn::Mul(w[i][j], x);
+          if constexpr (kErase == Erase::kGeneral) r[i][j] = hn::Mul(r[i][j], x);
         }
       }
     }
+    sweep_writes<kErase, kTwoParts, kLeaveKeys, kLeaveColumns>(args, strip, w, r, sum, prefetch);
+    if constexpr (kReadsInWrite) end_reads(a, block, 0, strip, sum);
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors && kLeaveColumns; ++j) {
+      hn::Store(hn::Set(D(), 1.0f), D(), strip.fold + j * kLanes);
+    }
+  }
+
+  static void write(const BlockArgs& a, std::int64_t block, const Strip& strip,
+                    Prefetch& prefetch) {
+    const bool leave_keys = a.decay && a.leaves[block];
+    if constexpr (kPerValue) {
+      if (columns_leave(a, block, strip)) {
+        leave_keys ? read_and_write<true, true>(a, block, strip, prefetch)
+                   : read_and_write<false, true>(a, block, strip, prefetch);
+        return;
+      }
+    }
+    leave_keys ? read_and_write<true, false>(a, block, strip, prefetch)
+               : read_and_write<false, false>(a, block, strip, prefetch);
   }
 
   static void run(const BlockArgs& a) {
     const std::int64_t strips = a.slab_count * (kSlab / kStrip);
     const std::int64_t floats = Strip::floats(a.queries);
     const std::int64_t sweeps = (kErases ? 1 : 0) + (kReadsInWrite ? 0 : 1) + a.queries;
-    Prefetch prefetch(a, strips * a.blocks * sweeps * a.keys / 2);
+    const std::int64_t groups = (a.keys + kGroupKeys - 1) / kGroupKeys;
+    Prefetch prefetch(a, strips * a.blocks * sweeps * groups);
     for (std::int64_t index = 0; index < strips; index += 2) {
       // A lone strip of AVX-512 has no other to take turns with.
       Strip first(a, index, a.scratch),
@@ -526,29 +520,23 @@ struct Block {
   }
 };
 
-template <ColumnDecay kDecay>
+template <bool kPerValue>
 void block_of(const BlockArgs& a) {
   if (a.slabs->low != nullptr) {
-    Block<Erase::kNone, kDecay, true>::run(a);
-  } else if (a.e == nullptr) {
-    Block<Erase::kNone, kDecay, false>::run(a);
-  } else if (a.b == nullptr) {
-    Block<Erase::kCollinear, kDecay, false>::run(a);
+    Block<Erase::kNone, kPerValue, true>::run(a);
+  } else if (!a.erase) {
+    Block<Erase::kNone, kPerValue, false>::run(a);
+  } else if (!a.general) {
+    Block<Erase::kCollinear, kPerValue, false>::run(a);
   } else {
-    Block<Erase::kGeneral, kDecay, false>::run(a);
+    Block<Erase::kGeneral, kPerValue, false>::run(a);
   }
 }
 
 }  // namespace
 
 void RecurrenceBlock(const BlockArgs& a) {
-  if (a.slabs->value_decay != nullptr) {
-    block_of<ColumnDecay::kPerValue>(a);
-  } else if (a.write_factor != nullptr) {
-    block_of<ColumnDecay::kSame>(a);
-  } else {
-    block_of<ColumnDecay::kNone>(a);
-  }
+  a.slabs->value_decay != nullptr ? block_of<true>(a) : block_of<false>(a);
 }
 
 }  // namespace ouzel::HWY_NAMESPACE

@@ -1,14 +1,15 @@
 // Kernels of the engine (src/ops/rows.h has its recurrence). Rows go through a slab of 32 columns
 // of the state in blocks of four: all that a block reads of the state is read in one sweep over the
 // slab, what its rows owe to each other is made up for with small matrices, and all that it writes
-// is written in a second sweep. Rows of keys are [rows][key_pitch], a multiple of 16, filled up
-// with zeros; rows of values [rows][value_pitch], a multiple of 32; the last block likewise.
+// is written in a second sweep. Rows of keys come in any pitch, filled up with zeros to a multiple
+// of 16 numbers; rows of values likewise, to a multiple of 32; the last block to four rows.
 #pragma once
 
 #include <cstdint>
 
 #include "ouzel/context.h"
 #include "src/kernels/recurrence.h"
+#include "src/kernels/strided_rows.h"
 
 namespace ouzel {
 
@@ -31,50 +32,58 @@ inline constexpr std::int64_t pairs_pitch(bool erase, std::int64_t queries) {
   return (erase ? 4 : 0) + 12 * queries;
 }
 
-// What a chunk's rows of keys hold for all slabs: the small matrices and, with a decay per key,
-// rows with the decays folded in. A block's reads get the product of decays from where the state
+// Rows of keys of a block as the sweeps walk along them, one address for all, [keys / 16][rows of a
+// block][16]: four each of q (the first query's), k, with an erase e, with a general one b.
+inline constexpr std::int64_t kGroupKeys = 16;
+inline constexpr std::int64_t block_rows(bool erase, bool general) {
+  return kBlock * (2 + (erase ? 1 : 0) + (general ? 1 : 0));
+}
+
+// From a chunk's rows of keys to what all slabs need of them: the blocks above with the decays
+// folded in, and the small matrices. A block's reads get the product of decays from where the state
 // stands; writes the product up to the block's end, over the factor that the state then still
-// lacks: only where that would fall below 2^-60, or at the chunk's end, is the state itself
-// multiplied.
+// lacks: a key's row of the state is only multiplied where that factor would fall below 2^-60, or
+// at the chunk's end.
 struct KeyRowsArgs {
   std::int64_t blocks = 0, key_pitch = 0;
   std::int64_t queries = 1, query_stride = 0;
-  float* q = nullptr;
-  float* k = nullptr;
-  const float* e = nullptr;  // null: no erase; may be k
-  float* b = nullptr;        // null: no erase, or one with k
+  StridedRows q;
+  float q_scale = 1;
+  StridedRows k;
+  StridedRows e;             // absent: no erase
+  StridedRows b;             // absent: no erase, or one with k
   const float* u = nullptr;  // not null: q reads before the decay, and the diagonal is q . (u * k)
   bool erase_decayed = true;
 
-  bool fold = true;  // false: multiply the state at every block's end
-  // Log decays [rows][key_pitch], or null: not per key. They become decays, and are folded into q,
-  // k and b in place, and into e_folded, which may be e if that is not k.
-  float* g = nullptr;
-  float* e_folded = nullptr;
-  float* missing = nullptr;  // [2][key_pitch], scratch: what the state lacks, sums of g
-  // Decays [rows], or null: not one a row. The factors [rows] are then left to what is read for the
-  // erase and for queries, and to what is written.
-  const float* decay = nullptr;
-  float *erase_factor = nullptr, *read_factor = nullptr, *write_factor = nullptr;
+  bool fold = true;              // false: multiply the state at every block's end
+  StridedRows g;                 // log decays per key, above 0 as 0, or absent
+  float* decay_rows = nullptr;   // [rows][key_pitch], scratch for them
+  float* missing = nullptr;      // [key_pitch], scratch: what the state lacks
+  const float* decay = nullptr;  // [rows], decays one a row, or null
 
-  float* leave = nullptr;  // [blocks] or [blocks][key_pitch]: what the state is multiplied by
-  bool* leaves = nullptr;  // [blocks]: whether it is
-
-  float* pairs = nullptr;  // [blocks][writers][pairs_pitch]
+  float* rows = nullptr;           // [blocks][keys / 16][rows of a block][16]
+  float* other_queries = nullptr;  // [queries - 1][blocks][keys / 16][4][16]
+  float* leave = nullptr;          // [blocks][key_pitch]: what the state is multiplied by
+  float* leave_minus_1 = nullptr;  // the difference to 1, of g's blocks; null: not wanted
+  bool* leaves = nullptr;          // [blocks]: whether it is
+  float* pairs = nullptr;          // [blocks][writers][pairs_pitch]
 };
-// Returns whether some decay may be exactly 0.
-bool fold_key_rows(Isa isa, const KeyRowsArgs& args);
+struct KeyRowsResult {
+  bool resets = false;    // some decay may be exactly 0
+  float largest_log = 0;  // of g, if above 0
+};
+KeyRowsResult fold_key_rows(Isa isa, const KeyRowsArgs& args);
 
 // 32 columns of a state, of the values and of the outputs.
 struct BlockSlab {
-  // [keys, filled up to an even number][32], before and after; may be the same.
+  // [keys, filled up to a multiple of 4][32], before and after; may be the same.
   const float* state_in = nullptr;
   float* state = nullptr;
   // Not null: the sum is in two parts (without erase).
   const float* low_in = nullptr;
   float* low = nullptr;
 
-  const float* v = nullptr;
+  const float* v = nullptr;                    // [rows][v_stride]
   const float* c = nullptr;                    // [rows], or [rows][value_pitch] per value
   const float* value_decay = nullptr;          // e^gv [rows][value_pitch], or null
   const float* value_leave_minus_1 = nullptr;  // [blocks][value_pitch], of sums in two parts
@@ -84,21 +93,30 @@ struct BlockSlab {
   std::int64_t width = 0;
 };
 
+// Cache lines of the next tokens, a line of each column a token, that are brought into the
+// second-level cache meanwhile: token by token, since the processor fetches ahead by itself along
+// columns that are neighbours in memory.
+struct PrefetchAhead {
+  const PrefetchColumn *columns = nullptr, *end = nullptr;  // first: at token 0
+  const PrefetchColumn* next = nullptr;                     // and its token:
+  std::int64_t token = 0;
+  std::int64_t lines = 0;  // that are left to fetch
+};
+
 // A chunk through some slabs, two at a time where there are as many.
 struct BlockArgs {
   std::int64_t blocks = 0;
-  std::int64_t keys = 0, key_pitch = 0, value_pitch = 0;
+  std::int64_t keys = 0, key_pitch = 0;  // keys: filled up to a multiple of 4
+  std::int64_t v_stride = 0, value_pitch = 0;
 
   // Of fold_key_rows.
-  std::int64_t queries = 1, query_stride = 0;
-  const float* q = nullptr;
-  const float* k = nullptr;
-  const float* e = nullptr;
-  const float* b = nullptr;
+  std::int64_t queries = 1;
+  const float* rows = nullptr;
+  const float* other_queries = nullptr;
+  bool erase = false, general = false;
   bool erase_decayed = true, read_decayed = true;
   const float* pairs = nullptr;
-  bool decay_per_key = false;
-  const float *erase_factor = nullptr, *read_factor = nullptr, *write_factor = nullptr;
+  bool decay = false;  // some leaves are set
   const float* leave = nullptr;
   const bool* leaves = nullptr;
   const float* leave_minus_1 = nullptr;  // of sums in two parts, as leave
@@ -106,16 +124,14 @@ struct BlockArgs {
   const BlockSlab* slabs = nullptr;
   std::int64_t slab_count = 0;
   bool strength_per_value = false;
+  bool v_lacks_c = false;  // v must be multiplied by c
   std::int64_t out_pitch = 0;
   bool stream = false;  // outputs past the caches: rows of whole lines; see finish_streams
-  // Columns of cache lines of the next tokens, a line a token, that are brought into the
-  // second-level cache meanwhile.
-  const PrefetchColumn* prefetch = nullptr;
-  std::int64_t prefetch_count = 0, prefetch_tokens = 0;
+  PrefetchAhead* ahead = nullptr;
   float* scratch = nullptr;  // block_scratch(queries)
 };
 inline constexpr std::int64_t block_scratch(std::int64_t queries) {
-  return 2 * (1 + (4 + 2 * queries) * kBlock) * kSlab;
+  return 2 * (1 + (3 + queries) * kBlock) * kSlab;
 }
 void recurrence_block(Isa isa, const BlockArgs& args);
 

@@ -53,10 +53,36 @@ HWY_INLINE void sum_four(D d, V x0, V x1, V x2, V x3, float* out) {
 #endif
 }
 
+// Where rows of a block stand: of kind `kind` (q, k, e, b in this order) those from `rows` on.
+struct BlockRows {
+  float* first;
+  std::int64_t pitch;  // of groups of 16 keys
+  BlockRows kind(std::int64_t n) const { return {first + n * kBlock * kGroupKeys, pitch}; }
+  HWY_INLINE float* at(int i, std::int64_t key) const {
+    return first + key / kGroupKeys * pitch + i * kGroupKeys + key % kGroupKeys;
+  }
+};
+
+// Rows of a block on their way from the caller's memory (`from`, if there is one) to where they
+// stand.
+struct Input {
+  const float* from;
+  std::int64_t stride;
+  float scale;
+  BlockRows rows;
+  HWY_INLINE V load(D d, int i, std::int64_t key) const {
+    if (from == nullptr) return hn::Load(d, rows.at(i, key));
+    const V x = hn::Mul(hn::LoadU(d, from + i * stride + key), hn::Set(d, scale));
+    hn::Store(x, d, rows.at(i, key));
+    return x;
+  }
+};
+
 // The pairs of a block of rows that write with those that read it: the erase's and the first
-// query's in one go, or a query's alone. `u`: on the diagonal; q reads before the decay.
+// query's in one go, or a query's alone. `u`: on the diagonal; q reads before the decay. `decay`:
+// [4][key_pitch].
 template <bool kErase, bool kDecay, bool kEraseDecayed, bool kReadDecayed>
-void pairs_of(const KeyRowsArgs& a, const float* e, const float* q, const float* write,
+void pairs_of(const KeyRowsArgs& a, const Input e, const Input q, const Input write,
               const float* decay, float* out) {
   const D d;
   constexpr int kFirst = kErase ? 6 : 0;
@@ -67,13 +93,13 @@ void pairs_of(const KeyRowsArgs& a, const float* e, const float* q, const float*
     V x[kBlock], erase[kBlock], factor[kBlock];
     OUZEL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
-      x[i] = hn::Load(d, q + i * a.key_pitch + key);
-      if constexpr (kErase) erase[i] = hn::Load(d, e + i * a.key_pitch + key);
+      x[i] = q.load(d, i, key);
+      if constexpr (kErase) erase[i] = e.load(d, i, key);
       if constexpr (kDecay) factor[i] = hn::Load(d, decay + i * a.key_pitch + key);
     }
     OUZEL_UNROLL
     for (int j = 0; j < kBlock; ++j) {
-      V y = hn::Load(d, write + j * a.key_pitch + key);
+      V y = write.load(d, j, key);
       const V own = kReadDecayed ? y : hn::Mul(y, hn::Load(d, a.u + key));
       V& diagonal = sum[kFirst + pair_of(j, j)];
       diagonal = hn::MulAdd(x[j], own, diagonal);
@@ -95,37 +121,78 @@ void pairs_of(const KeyRowsArgs& a, const float* e, const float* q, const float*
   if constexpr (kErase) sum_four(d, sum[12], sum[13], sum[14], sum[15], out + 12);
 }
 
-// `decay`: of the block's rows.
+BlockRows rows_of_block(const KeyRowsArgs& a, std::int64_t block) {
+  const std::int64_t rows = block_rows(a.e.first != nullptr, a.b.first != nullptr);
+  return {a.rows + block * rows * a.key_pitch, rows * kGroupKeys};
+}
+BlockRows other_query(const KeyRowsArgs& a, std::int64_t query, std::int64_t block) {
+  return {a.other_queries + ((query - 1) * a.blocks + block) * kBlock * a.key_pitch,
+          kBlock * kGroupKeys};
+}
+
+// Gathers the rows of a block and pairs them. `decay`: of the block's rows.
 template <bool kDecay>
 void pairs_of_block(const KeyRowsArgs& a, std::int64_t block, const float* decay) {
-  const bool erase = a.e != nullptr;
-  const std::int64_t offset = block * kBlock * a.key_pitch, writers = a.b != nullptr ? 2 : 1;
+  const bool erase = a.e.first != nullptr;
+  const std::int64_t row = block * kBlock, writers = a.b.first != nullptr ? 2 : 1;
+  const BlockRows rows = rows_of_block(a, block);
+  // Rows come from the caller's memory once.
+  const auto first = [](bool wanted, const StridedRows& x, std::int64_t at) {
+    return wanted ? x.at(at) : nullptr;
+  };
   for (std::int64_t w = 0; w < writers; ++w) {
-    const float* write = (w == 0 ? a.k : a.b) + offset;
     float* out = a.pairs + (block * writers + w) * pairs_pitch(erase, a.queries);
+    Input write = {(w == 0 ? a.k : a.b).at(row), (w == 0 ? a.k : a.b).stride, 1,
+                   rows.kind(w == 0 ? 1 : 3)};
     std::int64_t r = 0;
     if (erase) {
-      const float *e = a.e + offset, *q = a.q + offset;
+      const Input e = {first(w == 0, a.e, row), a.e.stride, 1, rows.kind(2)};
+      const Input q = {first(w == 0, a.q, row), a.q.stride, a.q_scale, rows};
       a.erase_decayed ? pairs_of<true, kDecay, true, true>(a, e, q, write, decay, out)
                       : pairs_of<true, kDecay, false, true>(a, e, q, write, decay, out);
+      write.from = nullptr;
       r = 1;
     }
     for (; r < a.queries; ++r) {
-      const float* q = a.q + r * a.query_stride + offset;
+      const StridedRows from = {a.q.first + r * a.query_stride, a.q.stride};
+      const Input q = {first(w == 0, from, row), from.stride, a.q_scale,
+                       r == 0 ? rows : other_query(a, r, block)};
       float* to = out + query_pairs(erase, r);
-      a.u == nullptr ? pairs_of<false, kDecay, true, true>(a, nullptr, q, write, decay, to)
-                     : pairs_of<false, kDecay, true, false>(a, nullptr, q, write, decay, to);
+      a.u == nullptr ? pairs_of<false, kDecay, true, true>(a, {}, q, write, decay, to)
+                     : pairs_of<false, kDecay, true, false>(a, {}, q, write, decay, to);
+      write.from = nullptr;
     }
   }
 }
 
-// to_i = from_i * factor_i
-HWY_INLINE void scale_rows(D d, const float* from, float* to, std::int64_t pitch, const V* factor) {
-  OUZEL_UNROLL
-  for (int i = 0; i < kBlock; ++i) {
-    hn::Store(hn::Mul(hn::Load(d, from + i * pitch), factor[i]), d, to + i * pitch);
+// Which rows of a block there are, and which decays they get.
+template <bool erase, bool general, bool erase_decayed, bool read_decayed>
+struct Fold {
+  // x_i *= factor_i
+  static HWY_INLINE void scale(float* x, const V (&factor)[kBlock + 1], int first) {
+    const D d;
+    OUZEL_UNROLL
+    for (int i = 0; i < kBlock; ++i, x += kGroupKeys) {
+      hn::Store(hn::Mul(hn::Load(d, x), factor[first + i]), d, x);
+    }
   }
-}
+  // Multiplies the rows of a block by what they get of the decays: reads what is left of the state
+  // `from_start` after i + 1 decays (or i of them), writes `to_end`.
+  static HWY_INLINE void rows(const KeyRowsArgs& a, std::int64_t block, const BlockRows& rows,
+                              std::int64_t key, const V (&from_start)[kBlock + 1],
+                              const V (&to_end)[kBlock + 1]) {
+    float* x = rows.at(0, key);
+    scale(x, from_start, read_decayed ? 1 : 0);
+    scale(x += kBlock * kGroupKeys, to_end, 1);
+    if (erase) scale(x += kBlock * kGroupKeys, from_start, erase_decayed ? 1 : 0);
+    if (general) scale(x += kBlock * kGroupKeys, to_end, 1);
+    for (std::int64_t r = 1; r < a.queries; ++r) {
+      scale(other_query(a, r, block).at(0, key), from_start, read_decayed ? 1 : 0);
+    }
+  }
+  static bool block(const KeyRowsArgs a, std::int64_t block);
+  static float row_block(const KeyRowsArgs& a, std::int64_t block, float missing);
+};
 
 // 1 / x within an ulp, for normal x.
 HWY_INLINE V reciprocal(D d, V x) {
@@ -141,154 +208,182 @@ HWY_INLINE V reciprocal(D d, V x) {
 #endif
 }
 
-// The last row's decays make up for what rounding did to those of the others, whose logarithms sum
-// to `log` with its own, where all together are weak: 3e-8 a row, which adds up over many tokens
-// where a decay is the same for all.
-void settle(const KeyRowsArgs& a, const float* log) {
-  const D d;
-  const V one = hn::Set(d, 1.0f);
-  const std::int64_t others = a.blocks * kBlock - 1;
-  for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
-    V product = one;
-    for (std::int64_t i = 0; i < others; ++i) {
-      product = hn::Mul(product, hn::Load(d, a.g + i * a.key_pitch + key));
-    }
-    float* last = a.g + others * a.key_pitch + key;
-    const V sum = hn::Load(d, log + key);
-    const V settled = hn::Div(math::exp(d, sum), product);
-    const auto weak = hn::Gt(sum, hn::Set(d, -1.0f));
-    hn::Store(hn::IfThenElse(weak, settled, hn::Load(d, last)), d, last);
+// math::exp of numbers that are not above 0, four side by side: one is a long chain of operations.
+HWY_INLINE void exp_four(D d, V (&x)[kBlock]) {
+  V n[kBlock], r[kBlock];
+  OUZEL_UNROLL
+  for (int i = 0; i < kBlock; ++i) {
+    n[i] = math::reduce_by_ln2(d, math::at_least(d, hn::Set(d, -104.0f), x[i]), r[i]);
   }
+  OUZEL_UNROLL
+  for (int i = 0; i < kBlock; ++i) {
+    x[i] = hn::Add(hn::Set(d, 1.0f), math::expm1_reduced(d, r[i]));
+  }
+  OUZEL_UNROLL
+  for (int i = 0; i < kBlock; ++i) x[i] = math::scale_by_pow2(d, x[i], n[i]);
+}
+
+// The decays of a chunk's rows, and the largest of their logarithms above 0. The last row's make up
+// for what rounding did to those of the others, where all together are weak: 3e-8 a row, which adds
+// up over many tokens where a decay is the same for all.
+float decays_of(const KeyRowsArgs& a) {
+  const D d;
+  const V one = hn::Set(d, 1.0f), zero = hn::Zero(d);
+  V largest = zero;
+  for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
+    V log = zero, product = one;
+    for (std::int64_t block = 0; block < a.blocks; ++block) {
+      V g[kBlock], x[kBlock];
+      OUZEL_UNROLL
+      for (int i = 0; i < kBlock; ++i) {
+        g[i] = hn::LoadU(d, a.g.at(block * kBlock + i) + key);
+        largest = math::at_least(d, g[i], largest);
+        x[i] = g[i] = math::at_most(d, zero, g[i]);
+      }
+      exp_four(d, x);
+      const V sum = hn::Add(hn::Add(g[0], g[1]), hn::Add(g[2], g[3]));
+      if (a.leave_minus_1 != nullptr) {
+        hn::Store(math::expm1(d, sum), d, a.leave_minus_1 + block * a.key_pitch + key);
+      }
+      log = hn::Add(log, sum);
+      // Product by product, as they will be applied.
+      OUZEL_UNROLL
+      for (int i = 0; i < kBlock - 1; ++i) product = hn::Mul(product, x[i]);
+      if (block + 1 == a.blocks) {
+        const auto weak = hn::Gt(log, hn::Set(d, -1.0f));
+        x[3] = hn::IfThenElse(weak, hn::Div(math::exp(d, log), product), x[3]);
+      }
+      product = hn::Mul(product, x[3]);
+      OUZEL_UNROLL
+      for (int i = 0; i < kBlock; ++i) {
+        hn::Store(x[i], d, a.decay_rows + (block * kBlock + i) * a.key_pitch + key);
+      }
+    }
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
 }
 
 // Folds the decays of a block into its rows. Returns whether a decay may be 0. (The arguments by
 // value: stores of floats could change what a reference names.)
-bool fold_block(const KeyRowsArgs a, std::int64_t block) {
+template <bool erase, bool general, bool erase_decayed, bool read_decayed>
+bool Fold<erase, general, erase_decayed, read_decayed>::block(const KeyRowsArgs a,
+                                                              std::int64_t block) {
   const D d;
-  const std::int64_t pitch = a.key_pitch, offset = block * kBlock * pitch;
-  const float* decay = a.g + offset;
+  const BlockRows rows = rows_of_block(a, block);
+  const std::int64_t pitch = a.key_pitch;
+  const float* decay = a.decay_rows + block * kBlock * pitch;
+  float* leave = a.leave + block * pitch;
   const V one = hn::Set(d, 1.0f);
-  // Of products that are not above a bound, or not a number.
-  auto vanishes = hn::Lt(one, one), is_least = vanishes;
+  const bool all_leave = !a.fold || block + 1 == a.blocks;
+  const V bound = hn::Set(d, all_leave ? 2.0f : kLeast);
+  V least_product = one, least_missing = one;
   for (std::int64_t key = 0; key < pitch; key += kLanes) {
-    const float* x = decay + key;
-    const V product = hn::Mul(hn::Mul(hn::Load(d, x), hn::Load(d, x + pitch)),
-                              hn::Mul(hn::Load(d, x + 2 * pitch), hn::Load(d, x + 3 * pitch)));
-    const V missing = hn::Mul(product, hn::Load(d, a.missing + key));
-    vanishes = hn::Or(vanishes, hn::Not(hn::Gt(product, hn::Set(d, kSmallest))));
-    is_least = hn::Or(is_least, hn::Not(hn::Gt(missing, hn::Set(d, kLeast))));
-  }
-  const bool leaves = !a.fold || block + 1 == a.blocks || !hn::AllFalse(d, is_least);
-  a.leaves[block] = leaves;
-  for (std::int64_t key = 0; key < pitch; key += kLanes) {
-    const std::int64_t at = offset + key;
-    V x[kBlock], from_start[kBlock + 1], to_end[kBlock];
+    V x[kBlock], from_start[kBlock + 1], to_end[kBlock + 1];
     from_start[0] = hn::Load(d, a.missing + key);
     OUZEL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       x[i] = hn::Load(d, decay + i * pitch + key);
       from_start[i + 1] = hn::Mul(from_start[i], x[i]);
     }
-    if (leaves) {
-      to_end[3] = one;
-      hn::Store(from_start[4], d, a.leave + block * pitch + key);
-      hn::Store(one, d, a.missing + key);
-    } else {
-      to_end[3] = reciprocal(d, from_start[4]);
-      hn::Store(from_start[4], d, a.missing + key);
-    }
+    const V missing = from_start[kBlock];
+    const V product = hn::Mul(hn::Mul(x[0], x[1]), hn::Mul(x[2], x[3]));
+    least_product = hn::Min(product, least_product);
+    least_missing = hn::Min(missing, least_missing);
+    const auto leaves = hn::Not(hn::Ge(missing, bound));  // or not a number
+    hn::Store(hn::IfThenElse(leaves, missing, one), d, leave + key);
+    hn::Store(hn::IfThenElse(leaves, one, missing), d, a.missing + key);
+    to_end[kBlock] = hn::IfThenElse(leaves, one, reciprocal(d, missing));
     OUZEL_UNROLL
-    for (int i = kBlock - 1; i-- > 0;) to_end[i] = hn::Mul(to_end[i + 1], x[i + 1]);
-    // The erase first: its rows may be those of k.
-    if (a.e != nullptr) {
-      scale_rows(d, a.e + at, a.e_folded + at, pitch, from_start + (a.erase_decayed ? 1 : 0));
-    }
-    scale_rows(d, a.k + at, a.k + at, pitch, to_end);
-    if (a.b != nullptr) scale_rows(d, a.b + at, a.b + at, pitch, to_end);
-    for (std::int64_t r = 0; r < a.queries; ++r) {
-      float* q = a.q + r * a.query_stride + at;
-      scale_rows(d, q, q, pitch, from_start + (a.u == nullptr ? 1 : 0));
-    }
+    for (int i = kBlock - 1; i > 0; --i) to_end[i] = hn::Mul(to_end[i + 1], x[i]);
+    Fold::rows(a, block, rows, key, from_start, to_end);
   }
-  return !hn::AllFalse(d, vanishes);
+  a.leaves[block] = all_leave || !hn::AllTrue(d, hn::Ge(least_missing, bound));
+  return !hn::AllTrue(d, hn::Gt(least_product, hn::Set(d, kSmallest)));
 }
 
-// The same for a decay a row: factors of rows, and decays within the small matrices.
-void fold_row_decays(const KeyRowsArgs& a) {
-  const bool erase = a.e != nullptr;
-  float missing = 1;
-  for (std::int64_t block = 0; block < a.blocks; ++block) {
-    const float* x = a.decay + block * kBlock;
-    float from_start[kBlock + 1] = {missing};
-    for (int i = 0; i < kBlock; ++i) from_start[i + 1] = from_start[i] * x[i];
-    missing = from_start[kBlock];
-    const bool leaves = !a.fold || block + 1 == a.blocks || !(missing >= kLeast);
-    a.leaves[block] = leaves;
-    a.leave[block] = missing;
-    float to_end = leaves ? 1 : 1 / missing;
-    if (leaves) missing = 1;
-    for (int i = kBlock; i-- > 0;) {
-      const std::int64_t row = block * kBlock + i;
-      a.erase_factor[row] = from_start[i + (a.erase_decayed ? 1 : 0)];
-      a.read_factor[row] = from_start[i + (a.u == nullptr ? 1 : 0)];
-      a.write_factor[row] = to_end;
-      to_end *= x[i];
-    }
-    const std::int64_t writers = a.b != nullptr ? 2 : 1, pitch = pairs_pitch(erase, a.queries);
-    for (int j = 0; j < kBlock; ++j) {
-      float before = 1;
-      for (int i = j + 1; i < kBlock; ++i) {
-        const float after = before * x[i];
-        for (std::int64_t w = 0; w < writers; ++w) {
-          float* p = a.pairs + (block * writers + w) * pitch + pair_of(i, j);
-          if (erase) *p *= a.erase_decayed ? after : before;
-          for (std::int64_t r = 0; r < a.queries; ++r) {
-            p[query_pairs(erase, r)] *= a.u == nullptr ? after : before;
-          }
+// The same for a decay a row: factors of rows, and decays within the small matrices. Returns what
+// the state lacks after the block.
+template <bool erase, bool general, bool erase_decayed, bool read_decayed>
+float Fold<erase, general, erase_decayed, read_decayed>::row_block(const KeyRowsArgs& a,
+                                                                   std::int64_t block,
+                                                                   float missing) {
+  const D d;
+  const float* x = a.decay + block * kBlock;
+  V from_start[kBlock + 1], to_end[kBlock + 1];
+  from_start[0] = hn::Set(d, missing);
+  OUZEL_UNROLL
+  for (int i = 0; i < kBlock; ++i) {
+    missing *= x[i];
+    from_start[i + 1] = hn::Set(d, missing);
+  }
+  const bool leaves = !a.fold || block + 1 == a.blocks || !(missing >= kLeast);
+  a.leaves[block] = leaves;
+  float end = leaves ? 1 : 1 / missing;
+  OUZEL_UNROLL
+  for (int i = 0; i < kBlock; ++i) {
+    to_end[kBlock - i] = hn::Set(d, end);
+    end *= x[kBlock - 1 - i];
+  }
+  const BlockRows rows = rows_of_block(a, block);
+  for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
+    if (leaves) hn::Store(from_start[kBlock], d, a.leave + block * a.key_pitch + key);
+    Fold::rows(a, block, rows, key, from_start, to_end);
+  }
+  const std::int64_t writers = general ? 2 : 1, pitch = pairs_pitch(erase, a.queries);
+  for (int j = 0; j < kBlock; ++j) {
+    float before = 1;
+    for (int i = j + 1; i < kBlock; ++i) {
+      const float after = before * x[i];
+      for (std::int64_t w = 0; w < writers; ++w) {
+        float* p = a.pairs + (block * writers + w) * pitch + pair_of(i, j);
+        if (erase) *p *= erase_decayed ? after : before;
+        for (std::int64_t r = 0; r < a.queries; ++r) {
+          p[query_pairs(erase, r)] *= read_decayed ? after : before;
         }
-        before = after;
       }
+      before = after;
     }
   }
+  return leaves ? 1 : missing;
+}
+
+template <bool erase, bool general, bool erase_decayed, bool read_decayed>
+KeyRowsResult fold_all(const KeyRowsArgs& a) {
+  using F = Fold<erase, general, erase_decayed, read_decayed>;
+  KeyRowsResult result;
+  if (a.g.first == nullptr) {
+    float missing = 1;
+    for (std::int64_t block = 0; block < a.blocks; ++block) {
+      pairs_of_block<false>(a, block, nullptr);
+      if (a.decay != nullptr) missing = F::row_block(a, block, missing);
+    }
+    return result;
+  }
+  const D d;
+  result.largest_log = decays_of(a);
+  for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
+    hn::Store(hn::Set(d, 1.0f), d, a.missing + key);
+  }
+  for (std::int64_t block = 0; block < a.blocks; ++block) {
+    pairs_of_block<true>(a, block, a.decay_rows + block * kBlock * a.key_pitch);
+    result.resets = F::block(a, block) || result.resets;
+  }
+  return result;
 }
 
 }  // namespace
 
-bool FoldKeyRows(const KeyRowsArgs& a) {
-  if (a.g == nullptr) {
-    for (std::int64_t block = 0; block < a.blocks; ++block) {
-      pairs_of_block<false>(a, block, nullptr);
-    }
-    if (a.decay != nullptr) fold_row_decays(a);
-    return false;
+KeyRowsResult FoldKeyRows(const KeyRowsArgs& a) {
+  if (a.b.first != nullptr) {
+    return a.erase_decayed ? fold_all<true, true, true, true>(a)
+                           : fold_all<true, true, false, true>(a);
   }
-  const D d;
-  float* log = a.missing + a.key_pitch;
-  for (std::int64_t key = 0; key < a.key_pitch; key += kLanes) {
-    hn::Store(hn::Set(d, 1.0f), d, a.missing + key);
-    V sum = hn::Zero(d);
-    for (std::int64_t i = 0; i < a.blocks * kBlock; ++i) {
-      sum = hn::Add(sum, hn::Load(d, a.g + i * a.key_pitch + key));
-    }
-    hn::Store(sum, d, log + key);
+  if (a.e.first != nullptr) {
+    return a.erase_decayed ? fold_all<true, false, true, true>(a)
+                           : fold_all<true, false, false, true>(a);
   }
-  bool vanishes = false;
-  const std::int64_t block_size = kBlock * a.key_pitch;
-  for (std::int64_t block = 0; block < a.blocks; ++block) {
-    // Exponentials are long chains of operations: many at a time hide that.
-    constexpr std::int64_t kTogether = 4;
-    if (block % kTogether == 0) {
-      float* g = a.g + block * block_size;
-      const std::int64_t count = HWY_MIN(a.blocks - block, kTogether) * block_size;
-      for (std::int64_t i = 0; i < count; i += kLanes) {
-        hn::Store(math::exp(d, hn::Load(d, g + i)), d, g + i);
-      }
-    }
-    if (block + 1 == a.blocks) settle(a, log);
-    pairs_of_block<true>(a, block, a.g + block * block_size);
-    vanishes = fold_block(a, block) || vanishes;
-  }
-  return vanishes;
+  return a.u == nullptr ? fold_all<false, false, false, true>(a)
+                        : fold_all<false, false, false, false>(a);
 }
 
 bool DecayFactors(std::int64_t count, const float* g, float* factor) {
@@ -330,7 +425,7 @@ HWY_EXPORT(FoldKeyRows);
 HWY_EXPORT(DecayFactors);
 HWY_EXPORT(DecayMinus1);
 HWY_EXPORT(AllFinite);
-bool fold_key_rows(Isa isa, const KeyRowsArgs& args) {
+KeyRowsResult fold_key_rows(Isa isa, const KeyRowsArgs& args) {
   return OUZEL_DISPATCH(isa, FoldKeyRows)(args);
 }
 bool decay_factors(Isa isa, std::int64_t count, const float* g, float* factor) {

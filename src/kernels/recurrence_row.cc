@@ -144,8 +144,7 @@ HWY_INLINE void update(const RowArgs& a, std::int64_t column, std::int64_t width
         store<kFull>(low, low_row + j * kLanes, left);
       } else {
         // Near 1 by the difference to 1: a rounded factor, the same at every step, would drift.
-        s = hn::IfThenElseZero(keep, s);
-        s = hn::MulAdd(s, shrink, hn::IfThenElseZero(near_one, s));
+        s = hn::IfThenElseZero(keep, hn::MulAdd(s, shrink, hn::IfThenElseZero(near_one, s)));
         if constexpr (kValueDecay) s = decayed(d, s, value_decay[j]);
         s = hn::MulAdd(k, v[j], s);
         if constexpr (kErase == Erase::kGeneral) s = hn::MulAdd(hn::Set(d, a.b[i]), r[j], s);

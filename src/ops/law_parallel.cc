@@ -49,6 +49,10 @@ class WeightSource final : public LawSource {
   void pack(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows) override {
     LawSource::pack(begin_ + first, column, columns, rows);
   }
+  RowsView view(std::int64_t first, std::int64_t column, std::int64_t columns,
+                LawRows& rows) override {
+    return RowSource::view(first, column, columns, rows);  // these values are none of the caller's
+  }
   std::int64_t prefetch(std::int64_t, std::int64_t, std::int64_t, PrefetchColumn*,
                         std::int64_t) const override {
     return 0;  // these columns are none of the values'

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "src/kernels/law_rows.h"
+#include "src/kernels/recurrence_block.h"
 
 namespace ouzel {
 namespace {
@@ -140,14 +141,40 @@ void LawSource::load(LawRole role, std::int64_t first, std::int64_t tokens, std:
 
 void LawSource::pack(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows) {
   column_ = column;
-  if (rows.q != nullptr) pack_queries(first, rows);
-  pack_decays(first, column, columns, rows);
-  pack_keys(first, rows);
-  pack_values(first, column, columns, rows);
+  if (rows.q != nullptr) pack_queries(first, rows, nullptr);
+  pack_decays(first, column, columns, rows, nullptr);
+  pack_keys(first, rows, nullptr);
+  pack_values(first, column, columns, rows, nullptr);
 }
 
-void LawSource::pack_queries(std::int64_t first, LawRows& rows) {
+RowsView LawSource::view(std::int64_t first, std::int64_t column, std::int64_t columns,
+                         LawRows& rows) {
+  column_ = column;
+  RowsView view = view_of(rows);
+  pack_queries(first, rows, &view);
+  pack_decays(first, column, columns, rows, &view);
+  pack_keys(first, rows, &view);
+  pack_values(first, column, columns, rows, &view);
+  return view;
+}
+
+bool LawSource::lends(LawRole role, std::int64_t head, std::int64_t first, std::int64_t column,
+                      std::int64_t size, std::int64_t vector, StridedRows& rows) const {
+  const LawTensor& x = call_.in(role);
+  if (x.is_narrow() || size % vector != 0 || call_.kind().rows_per_token != 1) return false;
+  rows = {static_cast<const float*>(x.at(segment_, first, head, call_.reverse(), 0, column)),
+          x.token_stride(call_.reverse())};
+  return true;
+}
+
+void LawSource::pack_queries(std::int64_t first, LawRows& rows, RowsView* view) {
   const RowsKind& kind = call_.kind();
+  if (view != nullptr && kind.queries == 1 && !call_.l2norm() &&
+      lends(LawRole::kQuery, call_.shape().query_of(state_), first, 0, kind.keys, kGroupKeys,
+            view->q)) {
+    view->q_scale = call_.scale();
+    return;
+  }
   for (std::int64_t r = 0; r < kind.queries; ++r) {
     float* q = rows.q + r * rows.tokens * rows.key_pitch;
     const std::int64_t head = call_.shape().query_of(state_ * kind.queries + r);
@@ -161,7 +188,7 @@ void LawSource::pack_queries(std::int64_t first, LawRows& rows) {
 }
 
 void LawSource::pack_decays(std::int64_t first, std::int64_t column, std::int64_t columns,
-                            LawRows& rows) {
+                            LawRows& rows, RowsView* view) {
   const RowsKind& kind = call_.kind();
   const std::int64_t count = rows.tokens * kind.rows_per_token;
   if (kind.decay && call_.in(LawRole::kStep).present()) {
@@ -170,6 +197,9 @@ void LawSource::pack_decays(std::int64_t first, std::int64_t column, std::int64_
     load(LawRole::kStep, first, rows.tokens, 0, 1, rows.g, 1);
     for (std::int64_t i = 0; i < count; ++i) rows.g[i] *= rate;
     check_decay(LawRole::kStep, clamp_log_decays(isa_, count, rows.g));
+  } else if (view != nullptr && kind.decay_per_key && call_.in(LawRole::kKey).present() &&
+             lends(LawRole::kDecay, first, 0, kind.keys, kGroupKeys, view->g)) {
+    // They stay.
   } else if (kind.decay) {
     const std::int64_t pitch = kind.decay_per_key ? rows.key_pitch : 1;
     load(LawRole::kDecay, first, rows.tokens, 0, kind.decay_per_key ? kind.keys : 1, rows.g, pitch);
@@ -189,32 +219,36 @@ void LawSource::check_decay(LawRole role, float largest) const {
                   role == LawRole::kStep ? "dt A" : call_.name(role), largest));
 }
 
-void LawSource::pack_keys(std::int64_t first, LawRows& rows) {
+void LawSource::pack_keys(std::int64_t first, LawRows& rows, RowsView* view) {
   const RowsKind& kind = call_.kind();
   const std::int64_t count = rows.tokens * kind.rows_per_token, pitch = rows.key_pitch;
-  const auto keys = [&](LawRole role, float* to) {
+  // Rows of an input, normalised where keys are.
+  const auto keys = [&](LawRole role, float* to, StridedRows RowsView::*stay) {
+    const bool gated = role == LawRole::kKey && call_.in(LawRole::kEraseGate).present();
+    if (view != nullptr && !call_.l2norm() && !gated &&
+        lends(role, first, 0, kind.keys, kGroupKeys, view->*stay)) {
+      return;
+    }
     load(role, first, rows.tokens, 0, kind.keys, to, pitch);
+    if (call_.l2norm()) normalize_rows(isa_, count, kind.keys, pitch, call_.l2norm_eps(), 1, to);
   };
   if (call_.in(LawRole::kKey).present()) {
-    keys(LawRole::kKey, rows.k);
-    if (call_.l2norm())
-      normalize_rows(isa_, count, kind.keys, pitch, call_.l2norm_eps(), 1, rows.k);
+    keys(LawRole::kKey, rows.k, &RowsView::k);
   } else {
     one_minus_exp(isa_, count, pitch, rows.g, rows.k);
   }
   if (kind.erase != EraseKind::kNone) {
     if (call_.in(LawRole::kEraseKey).present()) {
-      keys(LawRole::kEraseKey, rows.e);
-      if (call_.l2norm())
-        normalize_rows(isa_, count, kind.keys, pitch, call_.l2norm_eps(), 1, rows.e);
+      keys(LawRole::kEraseKey, rows.e, &RowsView::e);
     } else if (call_.in(LawRole::kEraseGate).present()) {
-      keys(LawRole::kEraseGate, rows.e);
+      load(LawRole::kEraseGate, first, rows.tokens, 0, kind.keys, rows.e, pitch);
       multiply_rows(isa_, count, pitch, rows.e, rows.k, false, rows.e);
     } else {
       rows.e = rows.k;
+      if (view != nullptr) view->e = view->k;
     }
   }
-  if (kind.erase == EraseKind::kGeneral) keys(LawRole::kEraseWrite, rows.b);
+  if (kind.erase == EraseKind::kGeneral) keys(LawRole::kEraseWrite, rows.b, &RowsView::b);
   if (kind.bonus) {
     const LawTensor& u = call_.in(LawRole::kBonus);
     LawTensorRows{isa_, u, segment_, call_.head(u, state_), false, 1}.load(0, 1, 0, kind.keys, 1,
@@ -223,19 +257,27 @@ void LawSource::pack_keys(std::int64_t first, LawRows& rows) {
 }
 
 void LawSource::pack_values(std::int64_t first, std::int64_t column, std::int64_t columns,
-                            LawRows& rows) {
+                            LawRows& rows, RowsView* view) {
   const RowsKind& kind = call_.kind();
   const std::int64_t count = rows.tokens * kind.rows_per_token, pitch = rows.value_pitch;
   const auto values = [&](LawRole role, float* to) {
     load(role, first, rows.tokens, column, columns, to, pitch);
   };
-  load_values(first, rows.tokens, column, columns, rows.v, pitch);
-  if (call_.in(LawRole::kStrength).present()) {
+  const auto present = [&](LawRole role) { return call_.in(role).present(); };
+  const bool stays = view != nullptr && !present(LawRole::kWriteGate) && !present(LawRole::kStep) &&
+                     lends(LawRole::kValue, first, column, columns, kSlab, view->v);
+  if (!stays) load_values(first, rows.tokens, column, columns, rows.v, pitch);
+  if (present(LawRole::kStrength)) {
     if (kind.strength_per_value) {
       values(LawRole::kStrength, rows.c);
-      multiply_rows(isa_, count, pitch, rows.v, rows.c, false, rows.v);
     } else {
       load(LawRole::kStrength, first, rows.tokens, 0, 1, rows.c, 1);
+    }
+    if (stays) {
+      view->v_lacks_c = true;
+    } else if (kind.strength_per_value) {
+      multiply_rows(isa_, count, pitch, rows.v, rows.c, false, rows.v);
+    } else {
       scale_rows(isa_, count, pitch, rows.c, rows.v);
     }
   } else if (kind.erase == EraseKind::kCollinear) {

@@ -83,6 +83,9 @@ class LawSource : public RowSource {
 
   std::int64_t tokens() const override { return segment_.length; }
   void pack(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows) override;
+  RowsView view(std::int64_t first, std::int64_t column, std::int64_t columns,
+                LawRows& rows) override;
+  void check_decays(float largest) const override { check_decay(LawRole::kDecay, largest); }
   float* output(std::int64_t r, std::int64_t first, std::int64_t column,
                 std::int64_t& stride) override;
   bool streams() const override { return streams_; }
@@ -93,7 +96,9 @@ class LawSource : public RowSource {
               std::int64_t columns) override;
 
   // The decays of a chunk alone. Throws Error(kInvalidArgument) for one above 1e-6.
-  void pack_decays(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows);
+  void pack_decays(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows) {
+    pack_decays(first, column, columns, rows, nullptr);
+  }
 
  protected:
   // The rows v before strengths and gates; `to` has `pitch`.
@@ -111,9 +116,21 @@ class LawSource : public RowSource {
             std::int64_t column, std::int64_t size, float factor, float* to, std::int64_t pitch);
   void load(LawRole role, std::int64_t first, std::int64_t tokens, std::int64_t column,
             std::int64_t size, float* to, std::int64_t pitch);
-  void pack_queries(std::int64_t first, LawRows& rows);
-  void pack_keys(std::int64_t first, LawRows& rows);
-  void pack_values(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows);
+  // Whether rows of an input can stay where they are; `rows` is then set. `vector`: what their size
+  // must be a multiple of.
+  bool lends(LawRole role, std::int64_t head, std::int64_t first, std::int64_t column,
+             std::int64_t size, std::int64_t vector, StridedRows& rows) const;
+  bool lends(LawRole role, std::int64_t first, std::int64_t column, std::int64_t size,
+             std::int64_t vector, StridedRows& rows) const {
+    return lends(role, call_.head(call_.in(role), state_), first, column, size, vector, rows);
+  }
+  // Rows that `view` (if not null) can take from the caller are not packed.
+  void pack_queries(std::int64_t first, LawRows& rows, RowsView* view);
+  void pack_decays(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows,
+                   RowsView* view);
+  void pack_keys(std::int64_t first, LawRows& rows, RowsView* view);
+  void pack_values(std::int64_t first, std::int64_t column, std::int64_t columns, LawRows& rows,
+                   RowsView* view);
   void check_decay(LawRole role, float largest) const;
 
   const LawTensor& o_;

@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "src/kernels/recurrence.h"
+#include "src/kernels/strided_rows.h"
 #include "src/ops/law.h"
 
 namespace ouzel {
@@ -66,6 +67,23 @@ struct LawRows {
   float* u = nullptr;            // [key_pitch], the same for all chunks
 };
 
+// Where a chunk's rows stand that the engine gathers itself: where they were packed, or as the
+// caller has them. Those may have log decays above 0, for check_decays.
+struct RowsView {
+  StridedRows q, k, v, g, e, b;  // g: of decays per key
+  float q_scale = 1;             // that q still lacks
+  bool v_lacks_c = false;        // v must still be multiplied by c
+};
+inline RowsView view_of(const LawRows& rows) {
+  const std::int64_t keys = rows.key_pitch, values = rows.value_pitch;
+  return {.q = {rows.q, keys},
+          .k = {rows.k, keys},
+          .v = {rows.v, values},
+          .g = {rows.g, keys},
+          .e = {rows.e, keys},
+          .b = {rows.b, keys}};
+}
+
 // Where rows come from: one state (sequence and value head) of one call. Tokens are counted in the
 // order of the pass. Called by one thread at a time.
 class RowSource {
@@ -76,6 +94,15 @@ class RowSource {
   // values, gv and c per value of the columns [column, column + columns) only. Without q: all else.
   virtual void pack(std::int64_t first, std::int64_t column, std::int64_t columns,
                     LawRows& rows) = 0;
+  // The same, but rows that need no change, of whole vectors, may stay where they are; those of
+  // several queries are packed.
+  virtual RowsView view(std::int64_t first, std::int64_t column, std::int64_t columns,
+                        LawRows& rows) {
+    pack(first, column, columns, rows);
+    return view_of(rows);
+  }
+  // Throws Error(kInvalidArgument) if this log decay, the largest of a view, is no rounded 0.
+  virtual void check_decays(float largest) const { (void)largest; }
   // Where row `first` of query r's output goes, columns from `column` on, and the stride between
   // tokens (may be negative).
   virtual float* output(std::int64_t r, std::int64_t first, std::int64_t column,

@@ -78,25 +78,27 @@ RowArgs row_args(Isa isa, const RowsKind& kind, const LawRows& rows, std::int64_
   return a;
 }
 
-// The state of some columns on its way through a sequence, a chunk at a time.
+// The states of some heads' columns on their way through a sequence, a chunk at a time.
 class Scan {
  public:
   template <class Memory>
-  Scan(Memory& memory, const RowsKind& kind, std::int64_t columns)
+  Scan(Memory& memory, const RowsKind& kind, std::int64_t columns, std::int64_t heads)
       : kind_(kind),
         columns_(columns),
-        key_pitch_(padded(kind.keys, kLine)),
+        heads_(heads),
+        key_pitch_(padded(kind.keys, kGroupKeys)),
         value_pitch_(padded(columns, kSlab)),
         slabs_(value_pitch_ / kSlab),
-        half_(padded(kind.keys, 2) * kSlab),
+        half_(padded(kind.keys, 4) * kSlab),
         erase_(kind.erase != EraseKind::kNone),
+        general_(kind.erase == EraseKind::kGeneral),
         row_factors_(memory, kind, kSlab) {
     const std::int64_t n = kind.rows_per_token, rows = kTokens * n, blocks = rows / kBlock;
     const auto take = [&memory](bool wanted, std::int64_t size) -> float* {
       return wanted ? memory.template take<float>(size) : nullptr;
     };
     const auto keyed = [&](bool wanted) { return take(wanted, rows * key_pitch_); };
-    const bool general = kind.erase == EraseKind::kGeneral, per_key = kind.decay_per_key;
+    const bool per_key = kind.decay_per_key;
     rows_.key_pitch = key_pitch_;
     rows_.value_pitch = value_pitch_;
     rows_.q = take(true, kind.queries * kTokens * key_pitch_);
@@ -105,37 +107,44 @@ class Scan {
     rows_.g = take(kind.decay, rows * (per_key ? key_pitch_ : 1));
     rows_.gv = take(kind.value_decay, rows * value_pitch_);
     e_rows_ = keyed(erase_);
-    rows_.b = keyed(general);
+    rows_.b = keyed(general_);
     rows_.c = take(kind.erase == EraseKind::kCollinear,
                    rows * (kind.strength_per_value ? value_pitch_ : 1));
     rows_.u = take(kind.bonus, key_pitch_);
 
     q_spread_ = take(n > 1 || kind.queries > 1, kind.queries * rows * key_pitch_);
-    leave_ = take(kind.decay, blocks * (per_key ? key_pitch_ : 1));
-    leave_minus_1_ = take(kind.decay && !erase_, blocks * (per_key ? key_pitch_ : 1));
-    missing_ = take(per_key, 2 * key_pitch_);
+    key_rows_ = take(true, blocks * block_rows(erase_, general_) * key_pitch_);
+    other_queries_ = take(kind.queries > 1, (kind.queries - 1) * rows * key_pitch_);
+    decay_rows_ = keyed(per_key);
+    missing_ = take(per_key, key_pitch_);
+    leave_ = take(decay_of_keys(), blocks * key_pitch_);
+    leave_minus_1_ = take(decay_of_keys() && !erase_, blocks * key_pitch_);
     leaves_ = memory.template take<bool>(blocks);
     by_rows_ = memory.template take<bool>(slabs_);
     const std::int64_t width = column_width();
     column_decay_ = take(width != 0, rows * width);
     column_log_ = take(width != 0, width);
-    value_leave_minus_1_ = take(kind.value_decay && !erase_, blocks * width);
-    for (float** p : {&erase_factor_, &read_factor_, &write_factor_}) *p = take(one_a_row(), rows);
-    pairs_ = take(true, blocks * (general ? 2 : 1) * pairs_pitch(erase_, kind.queries));
+    column_minus_1_ = take(width != 0 && !erase_, blocks * width);
+    pairs_ = take(true, blocks * (general_ ? 2 : 1) * pairs_pitch(erase_, kind.queries));
     block_scratch_ = take(true, block_scratch(kind.queries));
-    state_ = memory.template take<float*>(slabs_ + kTogether);
-    state_memory_ = take(true, (slabs_ + kTogether) * slab_state());
+    state_ = memory.template take<float*>(heads * slabs_ + kTogether);
+    state_memory_ = take(true, (heads * slabs_ + kTogether) * slab_state());
     out_ = memory.template take<float*>(kTogether * kind.queries * rows);
     row_out_ = take(true, kind.queries * kSlab);
+    lines_ = memory.template take<PrefetchColumn>(heads * kMostLines);
   }
 
-  void begin(Isa isa, const StateMemory<const float>& initial, std::int64_t position);
-  void end(const StateMemory<float>& final) const;
-  void run(RowSource& source, std::int64_t first, std::int64_t tokens, std::int64_t column);
+  void begin(Isa isa, std::span<const ScanHead> heads, std::int64_t column, std::int64_t position);
+  void end(std::int64_t head, const StateMemory<float>& final);
+  // Tokens [first, first + tokens) of all heads.
+  void run(std::span<const ScanHead> heads, std::int64_t first, std::int64_t tokens,
+           std::int64_t column);
 
  private:
   // Decays of rows that are the same for all keys and values.
   bool one_a_row() const { return kind_.decay && !kind_.decay_per_key && !kind_.value_decay; }
+  // Decays that are folded into rows of keys.
+  bool decay_of_keys() const { return kind_.decay_per_key || one_a_row(); }
   // Numbers of a row of decays that are the same for all keys.
   std::int64_t column_width() const {
     return kind_.value_decay ? value_pitch_ : one_a_row() ? 1 : 0;
@@ -148,65 +157,82 @@ class Scan {
   bool spreads() const {
     return kind_.rows_per_token > 1 || (kind_.queries > 1 && rows() % kBlock != 0);
   }
-  std::int64_t query_stride() const { return blocks() * kBlock * key_pitch_; }
   std::int64_t blocks() const { return (rows() + kBlock - 1) / kBlock; }
   std::int64_t out_pitch() const { return kTokens * kind_.rows_per_token; }
   bool in_two_parts() const { return !erase_ && position_ >= kLongSum; }
 
-  void keep(const RowSource& source, std::int64_t first, std::int64_t column) const;
+  void keep(const RowSource& source, float* const* state, std::int64_t first,
+            std::int64_t column) const;
+  void begin_state(std::int64_t head, const StateMemory<const float>& initial);
+  void run_head(RowSource& source, std::int64_t head, std::int64_t first, std::int64_t column);
   void pad() const;
   void spread_queries() const;
   bool prepare_columns() const;
-  bool prepare_keys() const;
+  bool prepare_keys(RowSource& source) const;
   void locate_outputs(RowSource& source, std::int64_t first, std::int64_t column,
                       float** out) const;
-  bool run_slabs(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
-                 std::int64_t count, bool resets);
+  bool run_slabs(RowSource& source, std::int64_t first, std::int64_t column, float** state,
+                 std::int64_t slab, std::int64_t count, bool resets);
   void clear_padding(float* state, std::int64_t width) const;
-  void run_rows(RowSource& source, std::int64_t first, std::int64_t column);
-  // body(slab's state, offset in it, key, column, width) for each row of each slab.
+  void run_rows(RowSource& source, std::int64_t first, std::int64_t column, float** state);
+  // body(slab's state, offset in it, key, column, width) for each row of each slab of a head.
   template <class Body>
-  void for_each_row(Body body) const {
+  void for_each_row(std::int64_t head, Body body) const {
     for (std::int64_t slab = 0; slab < slabs_; ++slab) {
       const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
       for (std::int64_t i = 0; i < kind_.keys; ++i) {
-        body(state_[slab] + i * kSlab, i, slab * kSlab, width);
+        body(state_[head * slabs_ + slab] + i * kSlab, i, slab * kSlab, width);
       }
     }
   }
 
   const RowsKind& kind_;
-  std::int64_t columns_, key_pitch_, value_pitch_, slabs_, half_;
-  bool erase_;
+  std::int64_t columns_, heads_, key_pitch_, value_pitch_, slabs_, half_;
+  bool erase_, general_;
   Isa isa_ = Isa::kPortable;
   std::int64_t position_ = 0;
   LawRows rows_;
+  RowsView view_;  // of the same rows
   RowFactors row_factors_;
   // Of a chunk, for all slabs: see KeyRowsArgs and BlockArgs.
-  float *e_rows_, *q_spread_;
-  float *leave_, *leave_minus_1_, *missing_, *column_decay_, *column_log_;
-  float *value_leave_minus_1_, *pairs_;
-  float *erase_factor_, *read_factor_, *write_factor_;
+  float *e_rows_, *q_spread_, *key_rows_, *other_queries_;
+  float *decay_rows_, *missing_, *leave_, *leave_minus_1_;
+  float *column_decay_, *column_log_, *column_minus_1_, *pairs_;
   bool* leaves_;
   bool* by_rows_;  // [slabs]: the chunk must go through row by row
-  static constexpr std::int64_t kMaxPrefetch = 128;
-  PrefetchColumn prefetch_[kMaxPrefetch];
-  std::int64_t prefetch_count_ = 0;
   float *block_scratch_, *row_out_;
-  float** state_;  // [slabs], and some to spare
+  float** state_;  // [heads][slabs], and some to spare
   float* state_memory_;
-  float** out_;  // [kTogether][queries][out_pitch]
+  float** out_;                                    // [kTogether][queries][out_pitch]
+  static constexpr std::int64_t kMostLines = 128;  // of a token of a head
+  PrefetchColumn* lines_;
+  PrefetchAhead ahead_;
 };
 
-void Scan::begin(Isa isa, const StateMemory<const float>& initial, std::int64_t position) {
+void Scan::begin(Isa isa, std::span<const ScanHead> heads, std::int64_t column,
+                 std::int64_t position) {
   isa_ = isa;
   position_ = position;
-  for (std::int64_t slab = 0; slab < slabs_ + kTogether; ++slab) {
+  for (std::int64_t slab = 0; slab < heads_ * slabs_ + kTogether; ++slab) {
     state_[slab] = state_memory_ + slab * slab_state();
   }
-  std::fill_n(state_memory_, (slabs_ + kTogether) * slab_state(), 0.0f);
+  std::fill_n(state_memory_, (heads_ * slabs_ + kTogether) * slab_state(), 0.0f);
+  PrefetchColumn* end = lines_;
+  for (std::int64_t head = 0; head < heads_; ++head) {
+    const ScanHead& h = heads[static_cast<std::size_t>(head)];
+    begin_state(head, h.initial.at_column(column));
+    if (h.source->tokens() <= kTokens) continue;  // nothing to fetch ahead
+    end += h.source->prefetch(0, column, columns_, end, kMostLines);
+  }
+  // In the order of memory, and once where heads share a row.
+  std::sort(lines_, end, [](const auto& x, const auto& y) { return x.first < y.first; });
+  end = std::unique(lines_, end, [](const auto& x, const auto& y) { return x.first == y.first; });
+  ahead_ = {.columns = lines_, .end = end};
+}
+
+void Scan::begin_state(std::int64_t head, const StateMemory<const float>& initial) {
   if (initial.s == nullptr) return;
-  for_each_row([&](float* row, std::int64_t key, std::int64_t column, std::int64_t width) {
+  for_each_row(head, [&](float* row, std::int64_t key, std::int64_t column, std::int64_t width) {
     const std::int64_t from = key * initial.row + column * initial.column;
     for (std::int64_t j = 0; j < width; ++j) row[j] = initial.s[from + j * initial.column];
     if (initial.residue == nullptr) return;
@@ -217,26 +243,28 @@ void Scan::begin(Isa isa, const StateMemory<const float>& initial, std::int64_t 
   });
 }
 
-void Scan::end(const StateMemory<float>& final) const {
+void Scan::end(std::int64_t head, const StateMemory<float>& final) {
   if (final.s == nullptr) return;
-  for_each_row([&](const float* row, std::int64_t key, std::int64_t column, std::int64_t width) {
-    const std::int64_t to = key * final.row + column * final.column;
-    for (std::int64_t j = 0; j < width; ++j) final.s[to + j * final.column] = row[j];
-    if (final.residue == nullptr) return;
-    for (std::int64_t j = 0; j < width; ++j) {
-      final.residue[to + j * final.column] = erase_ ? 0.0f : row[half_ + j];
-    }
-  });
+  for_each_row(head,
+               [&](const float* row, std::int64_t key, std::int64_t column, std::int64_t width) {
+                 const std::int64_t to = key * final.row + column * final.column;
+                 for (std::int64_t j = 0; j < width; ++j) final.s[to + j * final.column] = row[j];
+                 if (final.residue == nullptr) return;
+                 for (std::int64_t j = 0; j < width; ++j) {
+                   final.residue[to + j * final.column] = erase_ ? 0.0f : row[half_ + j];
+                 }
+               });
 }
 
 // The state before a chunk, for the backward pass.
-void Scan::keep(const RowSource& source, std::int64_t first, std::int64_t column) const {
+void Scan::keep(const RowSource& source, float* const* state, std::int64_t first,
+                std::int64_t column) const {
   float* to = source.kept(first, column);
   if (to == nullptr) return;
   const std::int64_t keys = padded(kind_.keys, kSlab);
   for (std::int64_t slab = 0; slab < slabs_; ++slab, to += keys * kSlab) {
     const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
-    const float* from = state_[slab];
+    const float* from = state[slab];
     if (reinterpret_cast<std::uintptr_t>(to) % (kLine * sizeof(float)) == 0) {
       memory_traffic(isa_, {&from, 1}, {&to, 1}, kind_.keys * kSlab);  // past the caches
     } else {
@@ -307,9 +335,11 @@ bool Scan::prepare_columns() const {
     g = column_decay_;
   }
   if (in_two_parts()) {
-    float* minus_1 = kind_.value_decay ? value_leave_minus_1_ : leave_minus_1_;
-    sum_blocks(g, blocks(), width, minus_1);
-    decay_minus_1(isa_, blocks() * width, minus_1, minus_1);
+    sum_blocks(g, blocks(), width, column_minus_1_);
+    decay_minus_1(isa_, blocks() * width, column_minus_1_, column_minus_1_);
+    for (std::int64_t block = 0; one_a_row() && block < blocks(); ++block) {
+      std::fill_n(leave_minus_1_ + block * key_pitch_, key_pitch_, column_minus_1_[block]);
+    }
   }
   std::fill_n(column_log_, width, 0.0f);
   for (std::int64_t i = 0; i < count; ++i) {
@@ -321,60 +351,83 @@ bool Scan::prepare_columns() const {
 }
 
 // Rows of keys, with decays per key. Returns whether one is exactly 0.
-bool Scan::prepare_keys() const {
-  if (spreads()) spread_queries();
-  if (kind_.decay_per_key && in_two_parts()) {
-    sum_blocks(rows_.g, blocks(), key_pitch_, leave_minus_1_);
-    decay_minus_1(isa_, blocks() * key_pitch_, leave_minus_1_, leave_minus_1_);
-  }
+bool Scan::prepare_keys(RowSource& source) const {
   KeyRowsArgs a;
   a.blocks = blocks();
   a.key_pitch = key_pitch_;
   a.queries = kind_.queries;
-  a.query_stride = query_stride();
-  a.q = spreads() ? q_spread_ : rows_.q;
-  a.k = rows_.k;
-  a.e = rows_.e;
-  a.b = rows_.b;
+  a.query_stride = rows_.tokens * key_pitch_;
+  a.q = view_.q;
+  a.q_scale = view_.q_scale;
+  if (spreads()) {
+    spread_queries();
+    a.query_stride = blocks() * kBlock * key_pitch_;
+    a.q = {q_spread_, key_pitch_};
+  }
+  a.k = view_.k;
+  if (erase_) a.e = view_.e;
+  if (general_) a.b = view_.b;
   a.u = rows_.u;
   a.erase_decayed = kind_.erase_decayed;
   a.fold = !in_two_parts();
-  if (kind_.decay_per_key) a.g = rows_.g;
-  a.e_folded = e_rows_;
+  if (kind_.decay_per_key) a.g = view_.g;
+  a.decay_rows = decay_rows_;
   a.missing = missing_;
   if (one_a_row()) a.decay = column_decay_;
-  a.erase_factor = erase_factor_;
-  a.read_factor = read_factor_;
-  a.write_factor = write_factor_;
+  a.rows = key_rows_;
+  a.other_queries = other_queries_;
   a.leave = leave_;
+  if (in_two_parts()) a.leave_minus_1 = leave_minus_1_;
   a.leaves = leaves_;
   a.pairs = pairs_;
-  return fold_key_rows(isa_, a);
+  const KeyRowsResult result = fold_key_rows(isa_, a);
+  source.check_decays(result.largest_log);
+  return result.resets;
 }
 
-void Scan::run(RowSource& source, std::int64_t first, std::int64_t tokens, std::int64_t column) {
-  keep(source, first, column);
+void Scan::run(std::span<const ScanHead> heads, std::int64_t first, std::int64_t tokens,
+               std::int64_t column) {
   rows_.tokens = tokens;
+  ahead_.token = first + tokens;
+  ahead_.next = ahead_.columns;
+  const std::int64_t next = std::min(heads.front().source->tokens() - ahead_.token, kTokens);
+  const std::int64_t lines = next * (ahead_.end - ahead_.columns);
+  for (std::int64_t head = 0; head < heads_; ++head) {
+    ahead_.lines += (head + 1) * lines / heads_ - head * lines / heads_;
+    run_head(*heads[static_cast<std::size_t>(head)].source, head, first, column);
+  }
+  ahead_.lines = 0;
+  position_ += tokens;
+}
+
+void Scan::run_head(RowSource& source, std::int64_t head, std::int64_t first, std::int64_t column) {
+  float** state = state_ + head * slabs_;
+  keep(source, state, first, column);
   rows_.e = e_rows_;
-  source.pack(first, column, columns_, rows_);
-  pad();
-  prefetch_count_ = 0;
-  if (first + 2 * tokens <= source.tokens()) {
-    prefetch_count_ = source.prefetch(first + tokens, column, columns_, prefetch_, kMaxPrefetch);
+  // Rows that are not there fill the last block only where they are packed.
+  if (rows() % kBlock == 0) {
+    view_ = source.view(first, column, columns_, rows_);
+  } else {
+    source.pack(first, column, columns_, rows_);
+    pad();
+    view_ = view_of(rows_);
   }
   const bool column_resets = prepare_columns();
-  const bool key_resets = prepare_keys();
+  const bool key_resets = prepare_keys(source);
   // Slabs together take at most two thirds of the first-level cache.
   const std::int64_t together = kind_.keys <= 128 ? kTogether : 1;
+  const std::int64_t lines = ahead_.lines;
   bool finite = true;
   for (std::int64_t slab = 0; slab < slabs_; slab += together) {
-    finite = run_slabs(source, first, column, slab, std::min(slabs_ - slab, together),
-                       column_resets || key_resets) &&
-             finite;
+    const std::int64_t count = std::min(slabs_ - slab, together);
+    const std::int64_t left = lines - (slab + count) * lines / slabs_;
+    ahead_.lines -= left;
+    finite =
+        run_slabs(source, first, column, state, slab, count, column_resets || key_resets) && finite;
+    ahead_.lines += left;
   }
-  if (!finite) run_rows(source, first, column);
-  source.finish(first, tokens, column, columns_);
-  position_ += tokens;
+  if (!finite) run_rows(source, first, column, state);
+  source.finish(first, rows_.tokens, column, columns_);
 }
 
 // Where the outputs of a slab's rows go, `out` [queries][out_pitch].
@@ -393,23 +446,24 @@ void Scan::locate_outputs(RowSource& source, std::int64_t first, std::int64_t co
 // `count` slabs together, at most kTogether. Returns false where the chunk must go through a slab
 // row by row: where there are decays of 0, and numbers that are not finite. A block would multiply
 // them.
-bool Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column, std::int64_t slab,
-                     std::int64_t count, bool resets) {
+bool Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column, float** state,
+                     std::int64_t slab, std::int64_t count, bool resets) {
   BlockSlab slabs[kTogether];
+  float** spare = state_ + heads_ * slabs_;
   for (std::int64_t i = 0; i < count; ++i) {
     BlockSlab& s = slabs[i];
     const std::int64_t from = (slab + i) * kSlab;
-    s.state_in = state_[slab + i];
-    s.state = resets ? state_[slabs_ + i] : state_[slab + i];
+    s.state_in = state[slab + i];
+    s.state = resets ? spare[i] : state[slab + i];
     if (in_two_parts()) {
       s.low_in = s.state_in + half_;
       s.low = s.state + half_;
     }
-    s.v = rows_.v + from;
+    s.v = view_.v.first + from;
     s.c = kind_.strength_per_value ? rows_.c + from : rows_.c;
     if (kind_.value_decay) {
       s.value_decay = column_decay_ + from;
-      if (in_two_parts()) s.value_leave_minus_1 = value_leave_minus_1_ + from;
+      if (in_two_parts()) s.value_leave_minus_1 = column_minus_1_ + from;
     }
     float** out = out_ + i * kind_.queries * out_pitch();
     locate_outputs(source, first, column + from, out);
@@ -418,36 +472,29 @@ bool Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column,
   }
   BlockArgs a;
   a.blocks = blocks();
-  a.keys = padded(kind_.keys, 2);
+  a.keys = padded(kind_.keys, 4);
   a.key_pitch = key_pitch_;
+  a.v_stride = view_.v.stride;
   a.value_pitch = value_pitch_;
   a.queries = kind_.queries;
-  a.query_stride = query_stride();
-  a.q = spreads() ? q_spread_ : rows_.q;
-  a.k = rows_.k;
-  a.e = kind_.decay_per_key ? e_rows_ : rows_.e;
-  a.b = rows_.b;
+  a.rows = key_rows_;
+  a.other_queries = other_queries_;
+  a.erase = erase_;
+  a.general = general_;
   a.erase_decayed = kind_.erase_decayed;
   a.read_decayed = !kind_.bonus;
   a.pairs = pairs_;
+  a.decay = decay_of_keys();
   a.leave = leave_;
   a.leaves = leaves_;
-  a.decay_per_key = kind_.decay_per_key;
-  if (one_a_row()) {
-    a.erase_factor = erase_factor_;
-    a.read_factor = read_factor_;
-    a.write_factor = write_factor_;
-  }
   a.leave_minus_1 = leave_minus_1_;
   a.slabs = slabs;
   a.slab_count = count;
   a.strength_per_value = kind_.strength_per_value;
+  a.v_lacks_c = view_.v_lacks_c;
   a.out_pitch = out_pitch();
   a.stream = source.streams();
-  const std::int64_t begin = slab * prefetch_count_ / slabs_;
-  a.prefetch = prefetch_ + begin;
-  a.prefetch_count = (slab + count) * prefetch_count_ / slabs_ - begin;
-  a.prefetch_tokens = rows_.tokens;
+  a.ahead = &ahead_;
   a.scratch = block_scratch_;
   recurrence_block(isa_, a);
   bool finite = true;
@@ -456,7 +503,7 @@ bool Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column,
     if (by_rows_[slab + i]) {
       finite = false;
     } else {
-      std::swap(state_[slab + i], state_[slabs_ + i]);
+      std::swap(state[slab + i], spare[i]);
     }
   }
   return finite;
@@ -474,18 +521,18 @@ void Scan::clear_padding(float* state, std::int64_t width) const {
   }
 }
 
-void Scan::run_rows(RowSource& source, std::int64_t first, std::int64_t column) {
+void Scan::run_rows(RowSource& source, std::int64_t first, std::int64_t column, float** state) {
   rows_.e = e_rows_;
   source.pack(first, column, columns_, rows_);
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
     if (!by_rows_[slab]) continue;
     const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
-    clear_padding(state_[slab], width);
+    clear_padding(state[slab], width);
     locate_outputs(source, first, column + slab * kSlab, out_);
-    bool finite = all_finite(isa_, half_, state_[slab]);
+    bool finite = all_finite(isa_, half_, state[slab]);
     for (std::int64_t i = 0; i < rows(); ++i) {
       RowArgs a = row_args(isa_, kind_, rows_, i, slab * kSlab, width, row_factors_);
-      a.s = state_[slab];
+      a.s = state[slab];
       if (in_two_parts()) a.residue = a.s + half_;
       a.key_stride = kSlab;
       a.o = row_out_;
@@ -494,7 +541,7 @@ void Scan::run_rows(RowSource& source, std::int64_t first, std::int64_t column) 
       for (std::int64_t r = 0; r < a.queries && !finite; ++r) {
         std::copy_n(row_out_ + r * kSlab, width, out_[r * out_pitch() + i]);
       }
-      finite = finite && all_finite(isa_, half_, state_[slab]);
+      finite = finite && all_finite(isa_, half_, state[slab]);
     }
   }
 }
@@ -510,23 +557,26 @@ struct Floats {
 
 }  // namespace
 
-std::size_t rows_scan_scratch(const RowsKind& kind, std::int64_t columns) {
+std::size_t rows_scan_scratch(const RowsKind& kind, std::int64_t columns, std::int64_t heads) {
   ScratchCounter counter;
-  Scan(counter, kind, columns);
+  Scan(counter, kind, columns, heads);
   return counter.bytes();
 }
 
-void rows_scan(Isa isa, const RowsKind& kind, RowSource& source, std::int64_t column,
-               std::int64_t columns, const StateMemory<const float>& initial, std::int64_t position,
-               const StateMemory<float>& final, Scratch& scratch) {
-  Scan scan(scratch, kind, columns);
-  scan.begin(isa, initial.at_column(column), position);
+void rows_scan(Isa isa, const RowsKind& kind, std::span<const ScanHead> heads, std::int64_t column,
+               std::int64_t columns, std::int64_t position, Scratch& scratch) {
+  const auto count = static_cast<std::int64_t>(heads.size());
+  Scan scan(scratch, kind, columns, count);
+  scan.begin(isa, heads, column, position);
+  const RowSource& source = *heads.front().source;
   const std::int64_t tokens = source.tokens();
   for (std::int64_t t = 0; t < tokens; t += kTokens) {
     check_cancelled();
-    scan.run(source, t, std::min(tokens - t, kTokens), column);
+    scan.run(heads, t, std::min(tokens - t, kTokens), column);
   }
-  scan.end(final.at_column(column));
+  for (std::int64_t head = 0; head < count; ++head) {
+    scan.end(head, heads[static_cast<std::size_t>(head)].final.at_column(column));
+  }
   if (source.streams()) finish_streams();
 }
 

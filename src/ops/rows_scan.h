@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "src/base/context_impl.h"
 #include "src/ops/recurrence_pass.h"
@@ -10,15 +11,28 @@
 
 namespace ouzel {
 
-// Scratch that a task takes for `columns` columns of a state.
-std::size_t rows_scan_scratch(const RowsKind& kind, std::int64_t columns);
+// A state of a task: several heads of a sequence go side by side, chunk by chunk, since the rows of
+// heads are neighbours in memory. That changes nothing but the time.
+struct ScanHead {
+  RowSource* source = nullptr;
+  StateMemory<const float> initial;
+  StateMemory<float> final;  // may be the same memory
+};
 
-// Columns [column, column + columns) of a state and of its outputs; `initial` and `final`, which
-// may be the same memory, are all of the state. Chunks begin at multiples of 16 tokens from the
-// start of the sequence. `position`: tokens that `initial` has seen.
-void rows_scan(Isa isa, const RowsKind& kind, RowSource& source, std::int64_t column,
-               std::int64_t columns, const StateMemory<const float>& initial, std::int64_t position,
-               const StateMemory<float>& final, Scratch& scratch);
+// Scratch that a task takes for `columns` columns of `heads` states.
+std::size_t rows_scan_scratch(const RowsKind& kind, std::int64_t columns, std::int64_t heads = 1);
+
+// Columns [column, column + columns) of states and of their outputs; `initial` and `final` are all
+// of a state. Chunks begin at multiples of 16 tokens from the start of the sequence. `position`:
+// tokens that the initial states have seen.
+void rows_scan(Isa isa, const RowsKind& kind, std::span<const ScanHead> heads, std::int64_t column,
+               std::int64_t columns, std::int64_t position, Scratch& scratch);
+inline void rows_scan(Isa isa, const RowsKind& kind, RowSource& source, std::int64_t column,
+                      std::int64_t columns, const StateMemory<const float>& initial,
+                      std::int64_t position, const StateMemory<float>& final, Scratch& scratch) {
+  const ScanHead head = {&source, initial, final};
+  rows_scan(isa, kind, {&head, 1}, column, columns, position, scratch);
+}
 
 // One token (rows_per_token rows, `queries` queries) in place, one pass over the state, whose
 // columns must be adjacent. o: [queries] rows, `o_stride` apart. scratch: rows_step_floats(kind)
