@@ -41,7 +41,7 @@ constexpr int vectors_for(int rows) {
 }
 
 template <int kWidth>
-HWY_INLINE void PackPieces(PackAhead& pack, int64_t count) {
+HWY_INLINE void PackPieces(PanelPack& pack, int64_t count) {
   const D d;
   for (; count > 0 && pack.rows > 0; --count) {
     const float* from = pack.row + pack.column;
@@ -65,7 +65,7 @@ HWY_INLINE void PackPieces(PackAhead& pack, int64_t count) {
 
 // The width is a constant in the copies: as a variable they become calls of memcpy, three times as
 // slow.
-HWY_INLINE void PackSome(PackAhead& pack, int64_t count) {
+HWY_INLINE void PackSome(PanelPack& pack, int64_t count) {
   if (pack.width == kPanelWidth) {
     PackPieces<kPanelWidth>(pack, count);
   } else {
@@ -179,7 +179,7 @@ void MultiplyTile(TileLayout layout, const RowTile& t) {
   }
 }
 
-void PackRows(PackAhead& pack) { PackSome(pack, std::numeric_limits<int64_t>::max()); }
+void PackRows(PanelPack& pack) { PackSome(pack, std::numeric_limits<int64_t>::max()); }
 
 int TileRows() { return kFullRows; }
 int TileWidth() { return kTileWidth; }
@@ -212,7 +212,7 @@ void pack_panel_transposed(const float* w, std::int64_t stride, std::int64_t inn
   }
 }
 
-void pack_rows(Isa isa, PackAhead& pack) { OUZEL_DISPATCH(isa, PackRows)(pack); }
+void pack_rows(Isa isa, PanelPack& pack) { OUZEL_DISPATCH(isa, PackRows)(pack); }
 
 }  // namespace ouzel
 #endif

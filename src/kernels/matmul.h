@@ -56,7 +56,7 @@ inline constexpr std::int64_t kFetchInner = 16;
 //
 // While tiles are computed, `rate` pieces move for every kFetchInner inner indices, and the same
 // pieces of the next row are fetched: copy and latency hide behind the arithmetic.
-struct PackAhead {
+struct PanelPack {
   const float* row = nullptr;
   std::int64_t rows = 0, stride = 0, columns = 0;
   std::int64_t step = 0, width = 0;
@@ -80,7 +80,7 @@ struct RowTile {
   std::int64_t c_stride = 0;  // from row to row
   TileSum sum = TileSum::kAssign;
   FetchAhead* fetch = nullptr;  // with kRowMajor
-  PackAhead* pack = nullptr;    // with kInnerMajor
+  PanelPack* pack = nullptr;    // with kInnerMajor
 };
 
 // Rows of a full tile, and the floats that hold them in an inner-major tile.
@@ -92,6 +92,6 @@ void multiply_tile(Isa isa, TileLayout layout, const RowTile& tile);
 void pack_panel_transposed(const float* w, std::int64_t stride, std::int64_t inner,
                            std::int64_t columns, float* panel);
 // Packs the rows that are left.
-void pack_rows(Isa isa, PackAhead& pack);
+void pack_rows(Isa isa, PanelPack& pack);
 
 }  // namespace ouzel

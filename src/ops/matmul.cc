@@ -62,10 +62,10 @@ std::int64_t fetch_rate(std::int64_t floats, std::int64_t inner, std::int64_t co
 std::int64_t padded(std::int64_t stride) { return stride + kPanelWidth; }
 
 // Rows [row, row + rows) of columns [column, column + columns), into panels.
-PackAhead into_panels(View<const float, 2> matrix, std::int64_t row, std::int64_t rows,
+PanelPack into_panels(View<const float, 2> matrix, std::int64_t row, std::int64_t rows,
                       std::int64_t column, std::int64_t columns, float* to,
                       std::int64_t panel_stride) {
-  PackAhead pack;
+  PanelPack pack;
   pack.row = matrix(row, column);
   pack.rows = rows;
   pack.stride = matrix.stride[0];
@@ -77,10 +77,10 @@ PackAhead into_panels(View<const float, 2> matrix, std::int64_t row, std::int64_
 }
 
 // The same, into inner-major tiles.
-PackAhead into_tiles(Isa isa, View<const float, 2> matrix, std::int64_t row, std::int64_t rows,
+PanelPack into_tiles(Isa isa, View<const float, 2> matrix, std::int64_t row, std::int64_t rows,
                      std::int64_t column, std::int64_t columns, float* to,
                      std::int64_t tile_stride) {
-  PackAhead pack = into_panels(matrix, row, rows, column, columns, to, tile_stride);
+  PanelPack pack = into_panels(matrix, row, rows, column, columns, to, tile_stride);
   pack.step = tile_rows(isa);
   pack.width = tile_width(isa);
   return pack;
@@ -199,7 +199,7 @@ void linear_backward_input(Context& context, View<const float, 2> dy, View<const
   const Isa isa = context.isa();
   impl.run(ceil_div(inner, kPackRows), [&](std::int64_t task, Scratch&) {
     const std::int64_t k = task * kPackRows;
-    PackAhead pack = into_panels(w, k, std::min(kPackRows, inner - k), 0, columns,
+    PanelPack pack = into_panels(w, k, std::min(kPackRows, inner - k), 0, columns,
                                  panels + k * kPanelWidth, panel_stride);
     pack_rows(isa, pack);
   });
@@ -240,7 +240,7 @@ struct WeightTask {
            float* scratch) const {
     const std::int64_t tokens = x.extent[0];
     float *block = scratch, *other = scratch + block_floats;
-    PackAhead pack[2];
+    PanelPack pack[2];
     const auto start = [&](std::int64_t begin, float* to) {
       const std::int64_t count = std::min(kWeightTokens, tokens - begin);
       pack[0] = into_tiles(isa, dy, begin, count, 0, rows, to + panels * panel_stride, tile_stride);
@@ -252,7 +252,7 @@ struct WeightTask {
       pack[1].rate = ceil_div(count * panels, steps);
     };
     const auto finish = [&] {
-      for (PackAhead& matrix : pack) pack_rows(isa, matrix);
+      for (PanelPack& matrix : pack) pack_rows(isa, matrix);
     };
     start(0, block);
     finish();
