@@ -8,7 +8,8 @@
 
 namespace ouzel::reference {
 
-// The operations of one computation, in order; one at a time for each thread.
+// The operations of one computation, in order; one at a time for each thread and type.
+template <class Real>
 class Tape {
  public:
   Tape() : outer_(current_) { current_ = this; }
@@ -18,7 +19,7 @@ class Tape {
   static Tape& current() { return *current_; }
 
   // A value that depends on up to two earlier ones, with its slopes; 0 stands for a constant.
-  std::size_t record(std::size_t a, double slope_a, std::size_t b, double slope_b) {
+  std::size_t record(std::size_t a, Real slope_a, std::size_t b, Real slope_b) {
     if (a == 0 && b == 0) return 0;
     nodes_.push_back({a, b, slope_a, slope_b});
     return nodes_.size() - 1;
@@ -29,7 +30,7 @@ class Tape {
   }
   std::size_t size() const { return nodes_.size(); }
   // Gradients of all nodes: `seed` holds those that come from outside.
-  std::vector<double> gradients(std::vector<double> seed) const {
+  std::vector<Real> gradients(std::vector<Real> seed) const {
     for (std::size_t i = nodes_.size(); i-- > 1;) {
       // A slope without a gradient adds nothing, even where it is infinite.
       if (seed[i] == 0) continue;
@@ -42,58 +43,61 @@ class Tape {
  private:
   struct Node {
     std::size_t a = 0, b = 0;
-    double slope_a = 0, slope_b = 0;
+    Real slope_a = 0, slope_b = 0;
   };
   static inline thread_local Tape* current_ = nullptr;
   Tape* outer_;
   std::vector<Node> nodes_{Node()};
 };
 
-struct Var {
-  double value = 0;
+template <class Real>
+struct Traced {
+  Real value = 0;
   std::size_t node = 0;  // on the tape; 0: a constant
 
-  Var() = default;
-  Var(double x) : value(x) {}  // NOLINT: numbers are constants
-  Var(double x, std::size_t node) : value(x), node(node) {}
+  Traced() = default;
+  Traced(Real x) : value(x) {}  // NOLINT: numbers are constants
+  Traced(Real x, std::size_t node) : value(x), node(node) {}
+  // Of up to two others, with the slopes to them.
+  static Traced of(Real value, const Traced& a, Real slope_a, const Traced& b = {},
+                   Real slope_b = 0) {
+    return {value, Tape<Real>::current().record(a.node, slope_a, b.node, slope_b)};
+  }
 
-  Var& operator+=(const Var& b);
-  Var& operator*=(const Var& b);
+  friend Traced operator+(const Traced& a, const Traced& b) {
+    return of(a.value + b.value, a, 1, b, 1);
+  }
+  friend Traced operator-(const Traced& a, const Traced& b) {
+    return of(a.value - b.value, a, 1, b, -1);
+  }
+  friend Traced operator*(const Traced& a, const Traced& b) {
+    return of(a.value * b.value, a, b.value, b, a.value);
+  }
+  friend Traced operator/(const Traced& a, const Traced& b) {
+    const Real q = a.value / b.value;
+    return of(q, a, 1 / b.value, b, -q / b.value);
+  }
+  friend Traced operator-(const Traced& a) { return of(-a.value, a, -1); }
+  Traced& operator+=(const Traced& b) { return *this = *this + b; }
+  Traced& operator*=(const Traced& b) { return *this = *this * b; }
+  friend bool operator<(const Traced& a, const Traced& b) { return a.value < b.value; }
+
+  friend Traced exp(const Traced& a) {
+    const Real e = std::exp(a.value);
+    return of(e, a, e);
+  }
+  friend Traced expm1(const Traced& a) { return of(std::expm1(a.value), a, std::exp(a.value)); }
+  friend Traced log(const Traced& a) { return of(std::log(a.value), a, 1 / a.value); }
+  friend Traced log1p(const Traced& a) { return of(std::log1p(a.value), a, 1 / (1 + a.value)); }
+  friend Traced sqrt(const Traced& a) {
+    const Real root = std::sqrt(a.value);
+    return of(root, a, Real(0.5) / root);
+  }
+  friend Traced sin(const Traced& a) { return of(std::sin(a.value), a, std::cos(a.value)); }
+  friend Traced cos(const Traced& a) { return of(std::cos(a.value), a, -std::sin(a.value)); }
+  friend Traced abs(const Traced& a) { return of(std::abs(a.value), a, a.value < 0 ? -1 : 1); }
 };
 
-inline Var unary(const Var& a, double value, double slope) {
-  return {value, Tape::current().record(a.node, slope, 0, 0)};
-}
-inline Var binary(const Var& a, const Var& b, double value, double slope_a, double slope_b) {
-  return {value, Tape::current().record(a.node, slope_a, b.node, slope_b)};
-}
-inline Var operator+(const Var& a, const Var& b) { return binary(a, b, a.value + b.value, 1, 1); }
-inline Var operator-(const Var& a, const Var& b) { return binary(a, b, a.value - b.value, 1, -1); }
-inline Var operator*(const Var& a, const Var& b) {
-  return binary(a, b, a.value * b.value, b.value, a.value);
-}
-inline Var operator/(const Var& a, const Var& b) {
-  const double q = a.value / b.value;
-  return binary(a, b, q, 1 / b.value, -q / b.value);
-}
-inline Var operator-(const Var& a) { return unary(a, -a.value, -1); }
-inline Var& Var::operator+=(const Var& b) { return *this = *this + b; }
-inline Var& Var::operator*=(const Var& b) { return *this = *this * b; }
-inline bool operator<(const Var& a, const Var& b) { return a.value < b.value; }
-
-inline Var exp(const Var& a) {
-  const double e = std::exp(a.value);
-  return unary(a, e, e);
-}
-inline Var expm1(const Var& a) { return unary(a, std::expm1(a.value), std::exp(a.value)); }
-inline Var log(const Var& a) { return unary(a, std::log(a.value), 1 / a.value); }
-inline Var log1p(const Var& a) { return unary(a, std::log1p(a.value), 1 / (1 + a.value)); }
-inline Var sqrt(const Var& a) {
-  const double root = std::sqrt(a.value);
-  return unary(a, root, 0.5 / root);
-}
-inline Var sin(const Var& a) { return unary(a, std::sin(a.value), std::cos(a.value)); }
-inline Var cos(const Var& a) { return unary(a, std::cos(a.value), -std::sin(a.value)); }
-inline Var abs(const Var& a) { return unary(a, std::abs(a.value), a.value < 0 ? -1 : 1); }
+using Var = Traced<double>;
 
 }  // namespace ouzel::reference

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "src/ops/reference/tape.h"
+#include "src/ops/reference/autodiff.h"
 
 namespace ouzel::reference {
 namespace {
@@ -249,7 +249,7 @@ void features_backward(const Map& map, const MapWeights<Real>& w, Int head, cons
   Tape<Real> tape;
   const auto leaves = [&tape](const std::vector<Real>& values) {
     std::vector<N> list;
-    for (Real value : values) list.push_back(N::leaf(tape, value));
+    for (Real value : values) list.push_back({value, tape.variable()});
     return list;
   };
   const Ingredients<N> p{leaves(std::vector<Real>(x, x + size)),
@@ -259,16 +259,17 @@ void features_backward(const Map& map, const MapWeights<Real>& w, Int head, cons
                          leaves(w.psi_b1.data),
                          leaves(w.psi_w2.data),
                          leaves(w.psi_b2.data)};
-  std::vector<std::size_t> steps;
-  for (const N& f : phi<Real, N>(map, p, position)) steps.push_back(f.step);
-  const std::vector<Real> gradient = tape.backward(steps, dphi);
+  const std::vector<N> results = phi<Real, N>(map, p, position);
+  std::vector<Real> seed(tape.size());
+  for (std::size_t i = 0; i < results.size(); ++i) seed[results[i].node] += dphi[i];
+  const std::vector<Real> gradient = tape.gradients(std::move(seed));
   const auto of = [&gradient](const std::vector<N>& list) {
     std::vector<Real> values;
-    for (const N& x : list) values.push_back(gradient[x.step]);
+    for (const N& x : list) values.push_back(gradient[x.node]);
     return values;
   };
   const auto add = [&](const std::vector<N>& list, Real* to) {
-    for (const N& x : list) *to++ += gradient[x.step];
+    for (const N& x : list) *to++ += gradient[x.node];
   };
   add(p.x, dx);
   affine_backward(w.w1, head, x, size, of(p.y1), d.w1, d.b1, dx);

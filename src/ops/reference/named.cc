@@ -44,7 +44,7 @@ std::vector<std::string> named_references() {
 
 NamedResults evaluate(const std::string& op, const Tensors<double>& inputs, const Setting& setting,
                       const Tensors<double>& upstream) {
-  Tape tape;
+  Tape<double> tape;
   Tensors<Var> in;
   for (const auto& [name, array] : inputs) {
     Vars& vars = in[name] = Vars(array.shape);
