@@ -251,7 +251,7 @@ def test_what_a_step_does_not_take():
     fixed = state.copy()
     fixed.flags.writeable = False
     for given, sentence in (
-        (None, r"a step updates 'initial_state' \[N, HV, F, V\] .* in place: .* not left out"),
+        (None, r"a step updates 'initial_state' \[N, HV, K, V\] .* in place: .* not left out"),
         (state.astype(np.float16), "it must be given as F32, not F16"),
         (fixed, "initial_state is read-only; a state that is updated must be writable"),
         (np.broadcast_to(state[:, :1], state.shape), "read-only"),

@@ -114,8 +114,8 @@ void run_attention(OperatorCall& call) {
                                    .g = decay(call.in("decay")),
                                    .beta = beta,
                                    .initial_state = state(call.in("past_state"), 0)};
-  const RecurrenceOutputs outputs = {.o = by_head(call.out("output"), query_heads),
-                                     .final_state = state(call.out("present_state"), 1)};
+  RecurrenceOutputs outputs = {.o = by_head(call.out("output"), query_heads),
+                               .final_state = state(call.out("present_state"), 1)};
   const bool linear = rule == "linear";
   const LinearAttentionOptions linear_options = {.scale = scale};
   const LawOptions options = {.scale = scale};
@@ -140,10 +140,15 @@ void run_attention(OperatorCall& call) {
     }
     return;
   }
-  if (linear) {
-    linear_attention(call.context(), linear_options, inputs, outputs);
-  } else {
-    law(call.context(), options, inputs, outputs);
+  Buffer saved;
+  if (call.wants_outputs()) {
+    if (call.backward() && !linear) saved = Buffer(law.saved_bytes(options, inputs));
+    outputs.saved = saved.data();
+    if (linear) {
+      linear_attention(call.context(), linear_options, inputs, outputs);
+    } else {
+      law(call.context(), options, inputs, outputs);
+    }
   }
   if (!call.backward()) return;
   const RecurrenceOutputGrads output_grads = {.o = by_head(call.in("doutput"), query_heads),
@@ -158,7 +163,7 @@ void run_attention(OperatorCall& call) {
     linear_attention_backward(call.context(), linear_options, inputs, nullptr, output_grads, grads,
                               nullptr);
   } else {
-    law.backward(call.context(), options, inputs, nullptr, output_grads, grads);
+    law.backward(call.context(), options, inputs, saved.data(), output_grads, grads);
   }
   if (!shared || !beta_grad.present()) return;
   const View<float, 3> sums = call.out("dbeta").view<float, 3>();
