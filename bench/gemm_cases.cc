@@ -7,6 +7,7 @@
 #include "bench/measure.h"
 #include "bench/openblas.h"
 #include "ouzel/context.h"
+#include "src/kernels/peak.h"
 #include "src/ops/matmul.h"
 
 namespace ouzel::bench {
@@ -72,9 +73,24 @@ std::vector<Row> gemm(GemmForm form, std::int64_t m, std::int64_t n, std::int64_
   return {std::move(efficiency), with_ratio(row, options.runs, ours, theirs)};
 }
 
+// What the machine's own products of bfloat16 numbers would give a matrix form of the laws.
+std::vector<Row> bf16_dots(const CaseOptions& options) {
+  if (!has_bf16_dot() || options.isa != Isa::kAvx512) return {};
+  constexpr std::int64_t kRounds = 400'000;
+  const Row row{
+      .op = "bf16_dot",
+      .variant = "peak over the FMA peak",
+      .dtype = "bf16",
+      .clock = "as many useful operations in registers; ratio: the FMAs' time over theirs"};
+  return {with_ratio(
+      row, options.runs, [] { bf16_dot_burst(kRounds); },
+      [] { fma_burst(Isa::kAvx512, 2 * kRounds); })};
+}
+
 }  // namespace
 
 void add_gemm_cases(std::vector<Case>& cases) {
+  cases.push_back({"bf16_dot", bf16_dots});
   struct Shape {
     std::int64_t m, n, k;
   };

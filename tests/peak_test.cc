@@ -29,6 +29,13 @@ TEST(Peak, CountsItsMultiplyAdds) {
   }
 }
 
+TEST(Peak, CountsItsDotProducts) {
+  if (!has_bf16_dot()) GTEST_SKIP() << "this processor has no AVX512-BF16";
+  for (std::int64_t rounds : {1, 7, 100'000}) {
+    EXPECT_EQ(bf16_dot_burst(rounds), 12 * 16 * rounds);
+  }
+}
+
 TEST(Peak, IsPlausible) {
   for (Isa isa : supported_isas()) {
     const double flops = fma_peak_flops(isa);

@@ -46,8 +46,13 @@ double sum(const float* lanes, int count) {
 #define avx512_burst_FMA(I) OUZEL_FMA("zmm", I)
 #define avx512_burst_STORE(I) OUZEL_STORE("zmm", I, "64")
 
+// A float of 1 is the pair of bfloat16 numbers 0 and 1.
+#define bf16_dots_FMA(I) "vdpbf16ps %%zmm12, %%zmm12, %%zmm" I "\n\t"
+#define bf16_dots_STORE(I) OUZEL_STORE("zmm", I, "64")
+
 OUZEL_BURST(avx2_burst, "ymm", "32", 8)
 OUZEL_BURST(avx512_burst, "zmm", "64", 16)
+OUZEL_BURST(bf16_dots, "zmm", "64", 16)
 #endif
 
 using Vector4 = float __attribute__((vector_size(16)));
@@ -77,6 +82,22 @@ std::int64_t fma_burst(Isa isa, std::int64_t iterations) {
     default:
       return portable_burst(iterations, std::make_index_sequence<kAccumulators>());
   }
+}
+
+bool has_bf16_dot() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
+std::int64_t bf16_dot_burst([[maybe_unused]] std::int64_t iterations) {
+#if defined(__x86_64__)
+  return bf16_dots(iterations);
+#else
+  return 0;
+#endif
 }
 
 double fma_peak_flops(Isa isa) {

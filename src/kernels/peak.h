@@ -17,4 +17,9 @@ double fma_peak_flops(Isa isa);
 // multiply-adds done.
 std::int64_t fma_burst(Isa isa, std::int64_t iterations);
 
+// Whether this machine multiplies pairs of bfloat16 numbers (AVX512-BF16), and a burst of rounds of
+// 12 such instructions, 16 pairs each; every pair counts once in the sum that is returned.
+bool has_bf16_dot();
+std::int64_t bf16_dot_burst(std::int64_t iterations);
+
 }  // namespace ouzel
