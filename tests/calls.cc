@@ -102,7 +102,6 @@ Results<Real> named(const reference::ShortConvResults<Real>& r,
 }
 
 // --- linear attention and retention
-// -----------------------------------------------------------------
 
 struct MapOperands {
   Operand w1, b1, w2, b2, psi_w1, psi_b1, psi_w2, psi_b2;
@@ -292,7 +291,6 @@ Results<double> run_reference(const Call& call, const Recurrence& a) {
 }
 
 // --- softmax attention
-// ------------------------------------------------------------------------------
 
 SoftmaxAttentionOptions options_of(const Attention& a) {
   SoftmaxAttentionOptions options;
@@ -350,7 +348,6 @@ Results<double> run_reference(const Call& call, const Attention& a) {
 }
 
 // --- short convolution
-// ------------------------------------------------------------------------------
 
 ShortConvOptions options_of(const Conv& a) {
   return {a.silu ? ConvActivation::kSilu : ConvActivation::kNone};

@@ -1,5 +1,5 @@
 // Feature maps: every one of them against its reference, forward, backward and step; the reference
-// against central differences and closed-form kernels; running maxima; random projections; errors.
+// against central differences and closed-form kernels; errors.
 #include "ouzel/feature_map.h"
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include "src/ops/feature_map.h"
 #include "src/ops/reference/feature_map.h"
 #include "tests/calls.h"
+#include "tests/central_differences.h"
 #include "tests/compare.h"
 #include "tests/random_arrays.h"
 
@@ -138,7 +139,6 @@ std::vector<Case> cases() {
 }
 
 // --- the reference
-// --------------------------------------------------------------------------------
 
 using LongReal = long double;
 
@@ -164,28 +164,15 @@ TEST_P(EachMap, ReferenceGradientsAreThoseOfCentralDifferences) {
                                     A::like(w.psi_w2), A::like(w.psi_b2)};
   A dx(x.shape);
   reference::features_backward(map, w, 1, x.data.data(), c.k, 17, seeds.data, d, dx.data.data());
-  const auto check = [&](const char* name, A& at, const A& gradient) {
-    for (std::size_t i = 0; i < at.data.size(); ++i) {
-      const LongReal center = at.data[i], h = 1e-6L;
-      at.data[i] = center + h;
-      const LongReal above = loss();
-      at.data[i] = center - h;
-      const LongReal below = loss();
-      at.data[i] = center;
-      const auto expected = static_cast<double>((above - below) / (2 * h));
-      EXPECT_NEAR(static_cast<double>(gradient.data[i]), expected, 2e-9 * (1 + std::abs(expected)))
-          << name << "[" << i << "]";
-    }
-  };
-  check("x", x, dx);
-  check("w1", w.w1, d.w1);
-  check("b1", w.b1, d.b1);
-  check("w2", w.w2, d.w2);
-  check("b2", w.b2, d.b2);
-  check("psi_w1", w.psi_w1, d.psi_w1);
-  check("psi_b1", w.psi_b1, d.psi_b1);
-  check("psi_w2", w.psi_w2, d.psi_w2);
-  check("psi_b2", w.psi_b2, d.psi_b2);
+  expect_gradient("x", x, dx, loss);
+  expect_gradient("w1", w.w1, d.w1, loss);
+  expect_gradient("b1", w.b1, d.b1, loss);
+  expect_gradient("w2", w.w2, d.w2, loss);
+  expect_gradient("b2", w.b2, d.b2, loss);
+  expect_gradient("psi_w1", w.psi_w1, d.psi_w1, loss);
+  expect_gradient("psi_b1", w.psi_b1, d.psi_b1, loss);
+  expect_gradient("psi_w2", w.psi_w2, d.psi_w2, loss);
+  expect_gradient("psi_b2", w.psi_b2, d.psi_b2, loss);
 }
 
 TEST(ReferenceMaps, AreTheirKernels) {
@@ -214,7 +201,6 @@ TEST(ReferenceMaps, AreTheirKernels) {
 }
 
 // --- the operator
-// ---------------------------------------------------------------------------------
 
 TEST_P(EachMap, AgreesWithItsReference) {
   const FeatureMapInfo& info = GetParam();
@@ -297,214 +283,7 @@ TEST_P(EachMap, ThreadsAndCompanyChangeNothing) {
   }
 }
 
-// --- running maxima
-// -------------------------------------------------------------------------------
-
-// States with exponents, on float arrays of one head.
-struct Stream {
-  static constexpr Int kKeys = 6, kValues = 4, kRows = 14;
-
-  Stream(FeatureMapKind kind, Int tokens, double spread, std::uint64_t seed) : tokens(tokens) {
-    Random random(seed);
-    q = random_array<float>(random, {1, tokens, 1, kKeys}, -spread, spread);
-    k = random_array<float>(random, {1, tokens, 1, kKeys}, -spread, spread);
-    v = random_array<float>(random, {1, tokens, 1, kValues});
-    o = Floats(v.shape);
-    options.feature_map.kind = kind;
-    options.normalize = true;
-    if (info_of(kind).projections != 0) {
-      w = Floats({kRows, kKeys});
-      draw_orthogonal_projection(7, ProjectionNorms::kChi,
-                                 View<float, 2>(w.data.data(), {kRows, kKeys}));
-      options.feature_map.q.w1 = View<const float, 2>(w.data.data(), {kRows, kKeys});
-    }
-    const Int features = feature_count(options.feature_map, kKeys, kRows, 1);
-    s = Floats({1, 1, features, kValues});
-    z = Floats({1, 1, features});
-    s_residue = s;
-    z_residue = z;
-    view = state_view(View<float, 4>(s.data.data(), {1, 1, features, kValues}),
-                      View<float, 3>(z.data.data(), {1, 1, features}), storage);
-    storage[0].exponent = &exponent;
-    storage[0].s_residue = s_residue.data.data();
-    storage[0].z_residue = z_residue.data.data();
-  }
-  Stream(const Stream&) = delete;
-
-  View<float, 4> rows(Floats& x, Int begin, Int count) const {
-    const Int size = x.extent(3);
-    return {x.data.data() + begin * size, {1, count, 1, size}};
-  }
-  void scan(Context& context, Int begin, Int end) {
-    RecurrenceInputs in;
-    in.q = Tensor(rows(q, begin, end - begin));
-    in.k = Tensor(rows(k, begin, end - begin));
-    in.v = Tensor(rows(v, begin, end - begin));
-    in.initial_state = view;
-    linear_attention(context, options, in, {.o = rows(o, begin, end - begin), .final_state = view});
-  }
-  void step(Context& context, Int t) {
-    linear_attention_step(context, options, Tensor(rows(q, t, 1)), Tensor(rows(k, t, 1)),
-                          Tensor(rows(v, t, 1)), view, rows(o, t, 1));
-  }
-  Doubles truth() const {
-    Recurrence a;
-    const auto wide = [](const Floats& x) {
-      Doubles y(x.shape.empty() ? std::vector<Int>() : x.shape);
-      if (!x.present()) return Doubles();
-      std::copy(x.data.begin(), x.data.end(), y.data.begin());
-      return y;
-    };
-    a.q = wide(q);
-    a.k = wide(k);
-    a.v = wide(v);
-    a.map = options.feature_map.kind;
-    a.q_map.w1 = wide(w);
-    a.normalize = true;
-    a.eps = options.eps.value_or(info_of(a.map).eps);
-    a.segments = Segments::whole(1, tokens);
-    return reference::recurrence(a).o;
-  }
-
-  Int tokens;
-  Floats q, k, v, o, w, s, z, s_residue, z_residue;
-  float exponent = 0;
-  LinearAttentionOptions options;
-  std::vector<SequenceState> storage;
-  StateView view;
-};
-
-constexpr FeatureMapKind kRunning[] = {kExp, kFavorPositive, kFavorHyperbolic};
-
-TEST(RunningMaximum, SplitsAreBitForBitAndStepsAgree) {
-  constexpr Int kTokens = 2400;  // beyond 2,048 sums go on in two parts
-  for (Isa isa : supported_isas()) {
-    Context context({.threads = 1, .isa = isa, .poison_scratch = true});
-    for (FeatureMapKind kind : kRunning) {
-      SCOPED_TRACE(testing::Message() << ouzel::name_of(isa) << " " << info_of(kind).name);
-      const double spread = kind == kExp ? 60 : 6;
-      Stream whole(kind, kTokens, spread, 60);
-      if (kind != kExp) whole.options.eps = 0;
-      whole.scan(context, 0, kTokens);
-      Comparison comparison;
-      comparison.output("o", whole.o, whole.truth());
-      comparison.expect_within(kAnyInput);
-      for (Int at : {64, 128, 1984, 2048, 2112}) {
-        Stream parts(kind, kTokens, spread, 60);
-        parts.options = whole.options;
-        parts.options.feature_map.q.w1 = whole.options.feature_map.q.w1;
-        parts.scan(context, 0, at);
-        parts.scan(context, at, kTokens);
-        EXPECT_TRUE(same_bits(parts.o, whole.o)) << at;
-        EXPECT_TRUE(same_bits(parts.s, whole.s)) << at;
-        EXPECT_TRUE(same_bits(parts.z, whole.z)) << at;
-        EXPECT_EQ(parts.exponent, whole.exponent);
-      }
-      Stream steps(kind, kTokens, spread, 60);
-      steps.options = whole.options;
-      for (Int t = 0; t < kTokens; ++t) steps.step(context, t);
-      Comparison stepped;
-      stepped.output("o", steps.o, whole.truth());
-      stepped.expect_within(kAnyInput);
-    }
-  }
-}
-
-// A plain float32 exp overflows from 88 on.
-TEST(RunningMaximum, SurvivesWhatFloatsCannotHold) {
-  Context context({.threads = 1});
-  for (double offset : {-300.0, 300.0}) {
-    Stream s(kExp, 200, 1, 61);
-    for (Floats* x : {&s.q, &s.k}) {
-      for (float& e : x->data) e += static_cast<float>(offset);
-    }
-    const Doubles truth = s.truth();
-    s.scan(context, 0, 200);
-    Comparison comparison;
-    comparison.output("o", s.o, truth);
-    comparison.expect_within(kFloat32);
-    EXPECT_NEAR(s.exponent, offset / std::log(2.0), 3);
-  }
-}
-
-TEST(RunningMaximum, InfinityAndNanAreNotHidden) {
-  Context context({.threads = 1});
-  for (float value :
-       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    Stream s(kExp, 10, 1, 62);
-    s.k.data[5 * Stream::kKeys] = value;
-    s.scan(context, 0, 10);
-    for (Int t = 0; t < 10; ++t) {
-      const float o = s.o.data[static_cast<std::size_t>(t * Stream::kValues)];
-      EXPECT_EQ(std::isfinite(o), t < 5) << value << " token " << t;
-    }
-  }
-}
-
-// --- random projections
-// ---------------------------------------------------------------------------
-
-Floats projection(std::uint64_t seed, ProjectionNorms norms, Int rows, Int keys) {
-  Floats w({rows, keys});
-  draw_orthogonal_projection(seed, norms, View<float, 2>(w.data.data(), {rows, keys}));
-  return w;
-}
-
-TEST(Projection, RowsAreOrthogonalInBlocks) {
-  const Int keys = 8;
-  for (ProjectionNorms norms : {ProjectionNorms::kChi, ProjectionNorms::kSqrt}) {
-    const Floats w = projection(1, norms, 20, keys);
-    for (Int a = 0; a < 20; ++a) {
-      for (Int b = a; b < 20; ++b) {
-        double dot = 0;
-        for (Int i = 0; i < keys; ++i) {
-          dot += static_cast<double>(w(a, i)) * static_cast<double>(w(b, i));
-        }
-        if (a != b && a / keys == b / keys) {
-          EXPECT_NEAR(dot, 0, 1e-5);
-        }
-        if (a == b && norms == ProjectionNorms::kSqrt) {
-          EXPECT_NEAR(dot, 8, 1e-5);
-        }
-      }
-    }
-  }
-  EXPECT_TRUE(same_bits(projection(5, ProjectionNorms::kChi, 9, 4),
-                        projection(5, ProjectionNorms::kChi, 9, 4)));
-  EXPECT_FALSE(same_bits(projection(5, ProjectionNorms::kChi, 9, 4),
-                         projection(6, ProjectionNorms::kChi, 9, 4)));
-}
-
-// The mean over draws of phi(x).phi(y) is exp(x.y / sqrt(d)).
-TEST(Projection, FavorIsUnbiased) {
-  Random random(9);
-  const Int size = 8, rows = 16, draws = 4000;
-  const auto x = random_array<double>(random, {size}), y = random_array<double>(random, {size});
-  double dot = 0;
-  for (std::size_t i = 0; i < 8; ++i) dot += x.data[i] * y.data[i];
-  for (FeatureMapKind kind : {kFavorPositive, kFavorHyperbolic}) {
-    double sum = 0, square = 0;
-    for (Int draw = 0; draw < draws; ++draw) {
-      const Floats w =
-          projection(static_cast<std::uint64_t>(draw), ProjectionNorms::kChi, rows, size);
-      reference::MapWeights<double> weights;
-      weights.w1 = Doubles({rows, size});
-      std::copy(w.data.begin(), w.data.end(), weights.w1.data.begin());
-      const auto a = reference::features<double>({kind, {}}, weights, 0, x.data.data(), size, 0);
-      const auto b = reference::features<double>({kind, {}}, weights, 0, y.data.data(), size, 0);
-      double kernel = 0;
-      for (std::size_t f = 0; f < a.size(); ++f) kernel += a[f] * b[f];
-      sum += kernel;
-      square += kernel * kernel;
-    }
-    const double mean = sum / draws;
-    const double deviation = std::sqrt((square / draws - mean * mean) / draws);
-    EXPECT_NEAR(mean, std::exp(dot / std::sqrt(8.0)), 5 * deviation);
-  }
-}
-
 // --- errors
-// ---------------------------------------------------------------------------------------
 
 TEST(FeatureMapErrors, NameWhatIsMissingOrSuperfluous) {
   Context context({.threads = 1});

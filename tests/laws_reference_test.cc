@@ -10,11 +10,14 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/central_differences.h"
 #include "tests/random_arrays.h"
 
 namespace ouzel::reference {
 namespace {
 
+using test::dot;
+using test::expect_near;
 using test::Random;
 using test::random_array;
 using Real = long double;
@@ -126,21 +129,6 @@ Tensors<Real> upstream_of(const LawArguments<Real>& a, Random& random) {
           {"dht", random_array<Real>(random, r.at("final_state").shape)}};
 }
 
-Real dot(const Reals& a, const Reals& b) {
-  Real sum = 0;
-  for (std::size_t i = 0; i < a.data.size(); ++i) sum += a.data[i] * b.data[i];
-  return sum;
-}
-
-void expect_near(const Reals& a, const Reals& b, double tolerance) {
-  ASSERT_EQ(a.shape, b.shape);
-  for (std::size_t i = 0; i < a.data.size(); ++i) {
-    ASSERT_NEAR(static_cast<double>(a.data[i]), static_cast<double>(b.data[i]), tolerance) << i;
-  }
-}
-
-// Every input: (loss(x + h) - loss(x - h)) / 2h. With h = 1e-6 the truncation is about 1e-12 and
-// the rounding of the 64-bit significand 1e-13.
 TEST(ReferenceLaws, GradientsAreThoseOfCentralDifferences) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
@@ -153,20 +141,7 @@ TEST(ReferenceLaws, GradientsAreThoseOfCentralDifferences) {
     };
     for (auto& [name, x] : a.inputs) {
       const Reals& gradient = gradients.at(name == "initial_state" ? "dh0" : "d" + name);
-      ASSERT_EQ(gradient.shape, x.shape) << name;
-      for (std::size_t i = 0; i < x.data.size(); ++i) {
-        constexpr Real h = 1e-6L;
-        const Real center = x.data[i];
-        x.data[i] = center + h;
-        const Real above = loss();
-        x.data[i] = center - h;
-        const Real below = loss();
-        x.data[i] = center;
-        const auto expected = static_cast<double>((above - below) / (2 * h));
-        EXPECT_NEAR(static_cast<double>(gradient.data[i]), expected,
-                    2e-9 * (1 + std::abs(expected)))
-            << name << "[" << i << "]";
-      }
+      test::expect_gradient(name, x, gradient, loss);
     }
   }
 }
@@ -211,7 +186,6 @@ TEST(ReferenceLaws, ResetsForgetEverything) {
 }
 
 // --- one law in the words of another
-// --------------------------------------------------------------
 
 // The inputs of a plain case of a law, renamed or replaced by `change`, under another law.
 void expect_same(const std::string& name, const std::string& other,
@@ -273,7 +247,6 @@ TEST(ReferenceLaws, SayTheSameInEachOthersWords) {
 }
 
 // --- numbers worked out by hand
-// -------------------------------------------------------------------
 
 // Two tokens of one key and one value.
 Reals two(Real first, Real second, std::size_t rank = 4) {

@@ -3,7 +3,6 @@
 #include "src/ops/reference/recurrence.h"
 
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -12,48 +11,19 @@
 
 #include "src/ops/reference/short_conv.h"
 #include "src/ops/reference/softmax_attention.h"
+#include "tests/central_differences.h"
 #include "tests/random_arrays.h"
 
 namespace ouzel::reference {
 namespace {
 
+using test::dot;
+using test::expect_gradient;
+using test::expect_near;
 using test::Random;
 using test::random_array;
 using Real = long double;
 using Reals = Array<Real>;
-
-Real dot(const Reals& a, const Reals& b) {
-  Real sum = 0;
-  for (std::size_t i = 0; i < a.data.size(); ++i) sum += a.data[i] * b.data[i];
-  return sum;
-}
-
-// Every element of `gradient` against (loss(x + h) - loss(x - h)) / 2h. With h = 1e-6 the
-// truncation is about 1e-12 and the rounding of the 64-bit significand 1e-13.
-void expect_gradient(const std::string& name, Reals& x, const Reals& gradient,
-                     const std::function<Real()>& loss) {
-  const Real h = 1e-6L;
-  ASSERT_EQ(x.shape, gradient.shape) << name;
-  for (std::size_t i = 0; i < x.data.size(); ++i) {
-    const Real center = x.data[i];
-    x.data[i] = center + h;
-    const Real above = loss();
-    x.data[i] = center - h;
-    const Real below = loss();
-    x.data[i] = center;
-    const Real expected = (above - below) / (2 * h);
-    EXPECT_NEAR(static_cast<double>(gradient.data[i]), static_cast<double>(expected),
-                2e-9 * (1 + std::abs(static_cast<double>(expected))))
-        << name << "[" << i << "]";
-  }
-}
-
-void expect_near(const Reals& a, const Reals& b, double tolerance) {
-  ASSERT_EQ(a.shape, b.shape);
-  for (std::size_t i = 0; i < a.data.size(); ++i) {
-    ASSERT_NEAR(static_cast<double>(a.data[i]), static_cast<double>(b.data[i]), tolerance) << i;
-  }
-}
 
 struct RecurrenceCase {
   std::string name;
@@ -137,7 +107,7 @@ TEST(ReferenceRecurrence, GradientsAreThoseOfCentralDifferences) {
     const RecurrenceResults<Real> d{random_array<Real>(random, r.o.shape),
                                     random_array<Real>(random, r.s.shape),
                                     random_array<Real>(random, r.z.shape)};
-    const std::function<Real()> loss = [&] {
+    const auto loss = [&] {
       const RecurrenceResults<Real> now = recurrence(a);
       return dot(now.o, d.o) + dot(now.s, d.s) + dot(now.z, d.z);
     };
@@ -267,7 +237,7 @@ TEST(ReferenceSoftmaxAttention, GradientsAreThoseOfCentralDifferences) {
     Random random(11);
     SoftmaxAttentionArguments<Real> a = arguments_of(c, random);
     const Reals d_o = random_array<Real>(random, softmax_attention(a).o.shape);
-    const std::function<Real()> loss = [&] { return dot(softmax_attention(a).o, d_o); };
+    const auto loss = [&] { return dot(softmax_attention(a).o, d_o); };
     const SoftmaxAttentionGradients<Real> g = softmax_attention_backward(a, d_o);
     expect_gradient("q", a.q, g.q, loss);
     expect_gradient("k", a.k, g.k, loss);
@@ -320,7 +290,7 @@ TEST(ReferenceShortConv, GradientsAreThoseOfCentralDifferences) {
         const ShortConvResults<Real> r = short_conv(a);
         const ShortConvResults<Real> d{random_array<Real>(random, r.y.shape),
                                        random_array<Real>(random, r.s.shape)};
-        const std::function<Real()> loss = [&] {
+        const auto loss = [&] {
           const ShortConvResults<Real> now = short_conv(a);
           return dot(now.y, d.y) + dot(now.s, d.s);
         };

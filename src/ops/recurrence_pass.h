@@ -7,7 +7,7 @@
 
 #include "src/base/context_impl.h"
 #include "src/kernels/recurrence.h"
-#include "src/ops/feature_map.h"
+#include "src/ops/head_map.h"
 #include "src/ops/recurrence_shape.h"
 
 namespace ouzel {

@@ -6,7 +6,7 @@
 
 #include "ouzel/segments.h"
 #include "src/kernels/recurrence.h"
-#include "src/ops/feature_map.h"
+#include "src/ops/head_map.h"
 #include "src/ops/recurrence.h"
 #include "src/ops/token_rows.h"
 

@@ -39,7 +39,6 @@ struct LawTokens {
   static const std::vector<Law>& laws();
 
   // --- what the laws are made of
-  // ------------------------------------------------------------------
 
   // Row i of the state.
   static Out row(State& s, std::size_t i) {
@@ -134,7 +133,6 @@ struct LawTokens {
   }
 
   // --- simple_gla, gla: S' = Diag(e^g) S Diag(e^gv) + k v^T, o = S'^T q
-  // ----------------------------
 
   static Row gla(const Token& x, State& s) {
     decay_keys(s, x.at("g"));
@@ -156,7 +154,6 @@ struct LawTokens {
   }
 
   // --- hgrn2: gla with k = 1 - e^g
-  // ----------------------------------------------------------------
 
   static Token hgrn2_as_gla(const Token& x) {
     Token y = x;
@@ -175,7 +172,6 @@ struct LawTokens {
   }
 
   // --- mamba2_ssd: simple_gla with q = C, k = B, v = dt x, g = dt A; o += D x
-  // ---------------------
 
   static Token mamba2_as_gla(const Token& x) {
     const Real dt = x.at("dt")[0];
@@ -211,7 +207,6 @@ struct LawTokens {
   }
 
   // --- rwkv5, rwkv6: o = (S + Diag(u) k v^T)^T r, S' = Diag(e^w) S + k v^T
-  // ------------------------
 
   static Row rwkv6(const Token& x, State& s) {
     State bonus = s;
@@ -236,9 +231,8 @@ struct LawTokens {
     add(ds.data, d_bonus.data);
   }
 
-  // --- delta_rule, gated_delta_rule, gated_delta_product, kda
-  // ------------------------------------- R = Diag(e^g) S, then for each row of k, v and beta: R +=
-  // k (beta (v - R^T k))^T; S' = R, o = S'^T q
+  // --- delta_rule, gated_delta_rule, gated_delta_product, kda: R = Diag(e^g) S, then for each row
+  // of k, v and beta: R += k (beta (v - R^T k))^T; S' = R, o = S'^T q
 
   // Row i of a tensor that holds as many of them as k has keys.
   static In part(const Token& x, const char* name, std::size_t i) {
@@ -292,7 +286,6 @@ struct LawTokens {
   }
 
   // --- gdn2: R = Diag(e^g) S, S' = R + k (w v - R^T (b k))^T, o = S'^T q
-  // --------------------------
 
   static Row gdn2_error(const Token& x, const State& r) {
     return minus(times(x.at("w"), x.at("v")), read(r, times(x.at("b"), x.at("k"))));
@@ -320,7 +313,6 @@ struct LawTokens {
   }
 
   // --- comba: S' = e^g S + k (beta (v - S^T p))^T, o = S'^T q
-  // -------------------------------------
 
   static Row comba(const Token& x, State& s) {
     const Row y = error(x.at("beta"), x.at("v"), read(s, x.at("p")));
@@ -348,7 +340,6 @@ struct LawTokens {
   }
 
   // --- iplr, dplr (q, g), rwkv7 (r, w): S' = Diag(e^g) S + b (S^T a)^T + k v^T, o = S'^T q
-  // --------
 
   static Row low_rank(const Token& x, const char* query, const char* gate, State& s) {
     const Row erased = read(s, x.at("a"));
@@ -382,7 +373,6 @@ struct LawTokens {
   }
 
   // --- sums of rows
-  // -------------------------------------------------------------------------------
 
   static void add(Out to, In x) {
     for (std::size_t i = 0; i < to.size(); ++i) to[i] += x[i];
