@@ -262,11 +262,7 @@ void efficient_attention(Context& context, const EfficientAttentionOptions& opti
   }
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
-  reserve_for<Work>(context, z);
-  context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / c.heads, h = task % c.heads;
-    const Segment seq = c.sequences[n];
-    const Work w(scratch, z);
+  each_head<Work>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& w) {
     options.causal ? begin_causal(c, seq, n, h, w) : begin_full(isa, c, seq, h, w);
     for (std::int64_t t = 0; t < seq.length; ++t) {
       if (options.causal) advance(isa, c, seq, h, t, w, w.state);
@@ -288,12 +284,8 @@ void efficient_attention_backward(Context& context, const EfficientAttentionOpti
   const Call c("efficient_attention_backward", options, inputs);
   const Grads g(c, output_grads, input_grads);
   const Isa isa = context.isa();
-  reserve_for<BackwardWork>(context, c.sizes);
-  context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / c.heads, h = task % c.heads;
-    BackwardWork b(scratch, c.sizes);
-    options.causal ? causal_backward(isa, c, g, c.sequences[n], n, h, b)
-                   : full_backward(isa, c, g, c.sequences[n], h, b);
+  each_head<BackwardWork>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& b) {
+    options.causal ? causal_backward(isa, c, g, seq, n, h, b) : full_backward(isa, c, g, seq, h, b);
   });
   for (const Tensor* rows : {&input_grads.q, &input_grads.k, &input_grads.v}) {
     c.sequences.zero_padding(*rows);

@@ -143,12 +143,7 @@ void gated_oja_rule(Context& context, const GatedOjaRuleOptions& options,
   check_gates(context, c);
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
-  const std::int64_t heads = c.v_shape[2];
-  reserve_for<Work>(context, z);
-  context.impl().run(c.sequences.count() * heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / heads, j = task % heads;
-    const Segment seq = c.sequences[n];
-    Work w(scratch, z);
+  each_head<Work>(context, c, c.v_shape[2], [&](auto n, auto j, const Segment& seq, auto& w) {
     const Matrix64 s = {w.state, z.keys, z.values};
     read_matrix(c.s0, s, n, j);
     for (std::int64_t t = 0; t < seq.length; ++t) {
@@ -180,11 +175,7 @@ void gated_oja_rule_backward(Context& context, const GatedOjaRuleOptions& option
   check_gates(context, c);
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
-  reserve_for<BackwardWork>(context, z);
-  context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / c.heads, h = task % c.heads;
-    const Segment seq = c.sequences[n];
-    BackwardWork b(scratch, z);
+  each_head<BackwardWork>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& b) {
     Work& w = b.forward;
     const Matrix64 s = {w.state, z.keys, z.values}, g = {b.d_state, z.keys, z.values};
     for (std::int64_t t = 0; t < seq.length; ++t) {

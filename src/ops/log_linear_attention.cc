@@ -158,11 +158,7 @@ void log_linear_attention(Context& context, const LogLinearAttentionOptions& opt
   const auto o_rows = required<float, 4>(c.op, "o", o, c.o_shape);
   const double scale = checked(c.op, "scale", options.scale);
   check_gates(context, c);
-  reserve_for<Work>(context, c.sizes);
-  context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / c.heads, j = task % c.heads;
-    const Segment seq = c.sequences[n];
-    Work w(scratch, c.sizes);
+  each_head<Work>(context, c, c.heads, [&](auto, auto j, const Segment& seq, auto& w) {
     for (std::int64_t t = 0; t < seq.length; ++t) {
       const double factor = w.read_token(c, seq.batch, seq.begin + t, j);
       advance(context.isa(), c.sizes, scale, factor, t, w);
@@ -192,11 +188,7 @@ void log_linear_attention_backward(Context& context, const LogLinearAttentionOpt
   const Isa isa = context.isa();
   const double scale = checked(c.op, "scale", options.scale);
   const std::int64_t key_heads = c.k_shape[2];
-  reserve_for<BackwardWork>(context, z);
-  context.impl().run(c.sequences.count() * key_heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / key_heads, h = task % key_heads;
-    const Segment seq = c.sequences[n];
-    BackwardWork b(scratch, z);
+  each_head<BackwardWork>(context, c, key_heads, [&](auto, auto h, const Segment& seq, auto& b) {
     Work& w = b.forward;
     for (std::int64_t t = 0; t < seq.length; ++t) {
       check_cancelled_at(t);

@@ -150,11 +150,7 @@ void mlstm(Context& context, const MlstmOptions& options, const MlstmInputs& inp
   const auto z_final = view_of<float, 3>(c.op, "z", outputs.z, c.z_shape);
   const auto m_final = view_of<float, 2>(c.op, "m", outputs.m, c.m_shape);
   const Sizes& z = c.sizes;
-  reserve_for<Work>(context, z);
-  context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / c.heads, h = task % c.heads;
-    const Segment seq = c.sequences[n];
-    Work w(scratch, z);
+  each_head<Work>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& w) {
     begin(c, seq, n, h, w);
     for (std::int64_t t = 0; t < seq.length; ++t) {
       advance(context.isa(), c, seq, h, t, w, w.state);
@@ -187,11 +183,7 @@ void mlstm_backward(Context& context, const MlstmOptions& options, const MlstmIn
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
   const std::int64_t size = z.keys * z.columns();
-  reserve_for<BackwardWork>(context, z);
-  context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / c.heads, h = task % c.heads;
-    const Segment seq = c.sequences[n];
-    BackwardWork b(scratch, z);
+  each_head<BackwardWork>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& b) {
     Work& w = b.forward;
     const auto step = [&](std::int64_t t, double* state) { advance(isa, c, seq, h, t, w, state); };
     begin(c, seq, n, h, w);

@@ -207,11 +207,7 @@ void rfa_gate(Context& context, const RfaGateInputs& inputs, const RfaGateOutput
   const auto z_final = view_of<float, 3>(c.op, "z", outputs.z, c.z_shape);
   check_gates(context, c);
   const Sizes& z = c.sizes;
-  reserve_for<Work>(context, z);
-  context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / c.heads, h = task % c.heads;
-    const Segment seq = c.sequences[n];
-    Work w(scratch, z);
+  each_head<Work>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& w) {
     begin(c, n, h, w);
     for (std::int64_t t = 0; t < seq.length; ++t) {
       advance(context.isa(), c, seq, h, t, w, w.state);
@@ -243,13 +239,9 @@ void rfa_gate_backward(Context& context, const RfaGateInputs& inputs,
   const Isa isa = context.isa();
   const std::int64_t tasks = c.sequences.count() * c.heads;
   double* d_sigmas = context.impl().shared<double>(tasks * z.keys);
-  reserve_for<BackwardWork>(context, z);
-  context.impl().run(tasks, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / c.heads, h = task % c.heads;
-    const Segment seq = c.sequences[n];
-    BackwardWork b(scratch, z);
+  each_head<BackwardWork>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& b) {
     Work& w = b.forward;
-    double* d_sigma = d_sigmas + task * z.keys;
+    double* d_sigma = d_sigmas + (n * c.heads + h) * z.keys;
     clear(d_sigma, z.keys);
     const auto step = [&](std::int64_t t, double* state) { advance(isa, c, seq, h, t, w, state); };
     begin(c, n, h, w);

@@ -91,6 +91,17 @@ void reserve_for(Context& context, const Sizes&... sizes) {
   context.impl().reserve(counter.bytes());
 }
 
+// A task for each of `heads` heads of every sequence n of a call: body(n, head, sequence, work).
+template <class Work, class Call, class Body>
+void each_head(Context& context, const Call& call, std::int64_t heads, const Body& body) {
+  reserve_for<Work>(context, call.sizes);
+  context.impl().run(call.sequences.count() * heads, [&](std::int64_t task, Scratch& scratch) {
+    const std::int64_t n = task / heads;
+    Work work(scratch, call.sizes);
+    body(n, task % heads, call.sequences[n], work);
+  });
+}
+
 // The states of a sequence, read backwards: kept at the begins of blocks, recomputed within them.
 // advance(t, state) takes the state before token t to that after it.
 class StateHistory {

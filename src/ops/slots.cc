@@ -159,11 +159,7 @@ void slots_forward(Context& context, const char* op, std::optional<double> scale
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
   LargestDecay decay;
-  reserve_for<Work>(context, z);
-  context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / c.heads, h = task % c.heads;
-    const Segment seq = c.sequences[n];
-    Work w(scratch, z);
+  each_head<Work>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& w) {
     begin(c, seq, n, h, decay, w);
     for (std::int64_t t = 0; t < seq.length; ++t) {
       advance(isa, c, seq, h, t, w, w.state);
@@ -202,11 +198,7 @@ void slots_backward(Context& context, const char* op, std::optional<double> scal
   const Isa isa = context.isa();
   const bool averages = c.g.data == nullptr;
   LargestDecay decay;
-  reserve_for<BackwardWork>(context, z);
-  context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / c.heads, h = task % c.heads;
-    const Segment seq = c.sequences[n];
-    BackwardWork b(scratch, z);
+  each_head<BackwardWork>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& b) {
     Work& w = b.forward;
     const auto step = [&](std::int64_t t, double* state) { advance(isa, c, seq, h, t, w, state); };
     begin(c, seq, n, h, decay, w);

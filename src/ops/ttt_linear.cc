@@ -262,11 +262,7 @@ void ttt_linear(Context& context, const TttLinearOptions& options, const TttLine
   const auto bias = view_of<float, 3>(c.op, "final_bias", outputs.final_bias, c.hb_shape);
   const Isa isa = context.isa();
   const std::int64_t d = c.sizes.width;
-  reserve_for<Work>(context, c.sizes);
-  context.impl().run(c.sequences.count() * c.heads, [&](std::int64_t task, Scratch& scratch) {
-    const std::int64_t n = task / c.heads, h = task % c.heads;
-    const Segment seq = c.sequences[n];
-    const Work w(scratch, c.sizes);
+  each_head<Work>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& w) {
     begin(c, n, h, w);
     for (std::int64_t first = 0; first < seq.length; first += c.sizes.batch) {
       const std::int64_t count = std::min(c.sizes.batch, seq.length - first);
