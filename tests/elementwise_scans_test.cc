@@ -2,13 +2,11 @@
 // depend on neither threads nor company, sequences cut anywhere, steps, padding, resets, long sums.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <utility>
 
 #include <gtest/gtest.h>
 
-#include "ouzel/error.h"
 #include "ouzel/hgrn.h"
 #include "ouzel/rg_lru.h"
 #include "ouzel/rwkv4.h"
@@ -16,6 +14,7 @@
 #include "tests/contexts.h"
 #include "tests/count_allocations.h"
 #include "tests/calls.h"
+#include "tests/errors.h"
 #include "tests/random_arrays.h"
 
 namespace ouzel::test {
@@ -375,16 +374,6 @@ TEST(ElementwiseScans, LongSumsKeepTheirDigits) {
     hgrn_backward(context, {x.tensor(), gates.tensor()}, o.tensor(), x.tensor(), {}, dx.tensor(),
                   dg.tensor(), {});
     EXPECT_NEAR(static_cast<double>(dx.array(0, 0, 0)) / h, 1, 1e-6);
-  }
-}
-
-void expect_refused(const std::string& part, const std::function<void()>& action) {
-  try {
-    action();
-    FAIL() << "accepted; expected: " << part;
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument);
-    EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
   }
 }
 

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,11 +21,13 @@
 #include "src/formats/files.h"
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
+#include "tests/errors.h"
 
 namespace ouzel {
 namespace {
 
 namespace fs = std::filesystem;
+using test::expect_error;
 
 // A folder of its own for each test.
 class Formats : public testing::Test {
@@ -64,16 +65,6 @@ class Formats : public testing::Test {
 
   fs::path folder_;
 };
-
-void expect_error(ErrorKind kind, const std::string& part, const std::function<void()>& action) {
-  try {
-    action();
-    FAIL() << "accepted; expected: " << part;
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), kind) << e.what();
-    EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
-  }
-}
 
 void expect_bad(const std::string& path, const std::string& part) {
   expect_error(ErrorKind::kBadFile, part, [&] { SafetensorsReader reader(path); });

@@ -12,12 +12,12 @@
 
 #include <gtest/gtest.h>
 
-#include "ouzel/error.h"
 #include "ouzel/ouzel.h"
 #include "src/ops/registry.h"
 #include "tests/by_name.h"
 #include "tests/contexts.h"
 #include "tests/count_allocations.h"
+#include "tests/errors.h"
 #include "tests/operand.h"
 #include "tests/random_arrays.h"
 
@@ -398,16 +398,6 @@ TEST(Memories, StepsAreTheWholeSequence) {
                                            positions,
                                            Tensor(ladder.data(), DType::kF32, {2, 2, 7, 6, 5}), o);
                });
-}
-
-void expect_refused(const std::string& part, const std::function<void()>& action) {
-  try {
-    action();
-    FAIL() << "accepted; expected: " << part;
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument);
-    EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
-  }
 }
 
 TEST(Memories, RefuseWhatTheyCannotTake) {
