@@ -96,9 +96,7 @@ def parameters(law, kind):
     first = [(tensor.name, ...) for tensor in law.inputs if needed(tensor)]
     tensors = [(tensor.name, None) for tensor in law.inputs if not needed(tensor)]
     attributes = [(attribute.name, default_of(attribute)) for attribute in law.attributes]
-
     last = ["cu_seqlens", "form"]
-
     scale = [a for a in attributes if a[0] == "scale"]
     rest = [a for a in attributes if a[0] not in ["scale", *last]]
     rest += sorted((a for a in attributes if a[0] in last), key=lambda a: last.index(a[0]))

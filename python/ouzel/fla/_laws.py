@@ -1,7 +1,7 @@
 """What the published functions compute, in terms of ouzel.torch.
 
 A function here takes the arguments of its published relatives by name, layouts and switches common to
-all already resolved (_functions.py), and returns what they return. Those that only rename are `law`.
+all already resolved (_functions.py), and returns what they return.
 """
 
 import math
@@ -10,16 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from .. import torch as ops
-
-
-def law(_name, **renamed):
-    """The operator of this name; `renamed` maps published argument names to its own."""
-    operator = getattr(ops, _name)
-
-    def compute(**given):
-        return operator(**{renamed.get(name, name): value for name, value in given.items()})
-
-    return compute
 
 
 def shaped(name, x, shape):
@@ -172,8 +162,8 @@ def columns_apart(v, beta, g, gk, gv, initial_state, **a):
     return o.reshape(v.shape), state
 
 
-def dplr(chunk_size=None, **a):
-    return law("dplr", gk="g")(**a)
+def dplr(gk, chunk_size=None, **a):
+    return ops.dplr(g=gk, **a)
 
 
 def rwkv7(r, w, chunk_size=None, **a):

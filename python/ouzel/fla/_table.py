@@ -7,8 +7,8 @@ the file of fla.ops that publishes it.
 
 from collections import namedtuple
 
+from .. import torch as ops
 from . import _laws as laws
-from ._laws import law
 
 PUBLISHED = "0.6.0"
 
@@ -50,7 +50,7 @@ ROWS = [
         "chunk_gated_delta_product(q, k, v, g, beta, num_householder, scale=None, initial_state=None, "
         "output_final_state=False, use_qk_l2norm_in_kernel=False, cu_seqlens=None, cu_seqlens_cpu=None, "
         "cp_context=None)",
-        law("gated_delta_product")),
+        ops.gated_delta_product),
     Row("gated_delta_rule.chunk",
         "chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, "
         "use_qk_l2norm_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, "
@@ -76,12 +76,12 @@ ROWS = [
         "use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, cu_seqlens=None, cu_seqlens_cpu=None, "
         "safe_gate=False, lower_bound=None, disable_recompute=False, return_intermediate_states=False, "
         "state_v_first=False, cp_context=None, **kwargs)",
-        law("gdn2"), _RAW_GATE),
+        ops.gdn2, _RAW_GATE),
     Row("gdn2.fused_recurrent",
         "fused_recurrent_gdn2(q, k, v, g, b, w, A_log=None, dt_bias=None, scale=None, initial_state=None, "
         "output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, "
         "lower_bound=None, state_v_first=False, cu_seqlens=None, **kwargs)",
-        law("gdn2")),
+        ops.gdn2),
     Row("generalized_delta_rule.dplr.chunk",
         "chunk_dplr_delta_rule(q, k, v, a, b, gk, scale=None, initial_state=None, output_final_state=False, "
         "cu_seqlens=None, cu_seqlens_cpu=None, safe_gate=False, chunk_size=None, disable_recompute=False, "
@@ -94,15 +94,15 @@ ROWS = [
     Row("generalized_delta_rule.iplr.chunk",
         "chunk_iplr_delta_rule(q, k, v, a, b, scale=None, initial_state=None, output_final_state=False, "
         "cu_seqlens=None, cu_seqlens_cpu=None, **kwargs)",
-        law("iplr")),
+        ops.iplr),
     Row("generalized_delta_rule.iplr.fused_recurrent",
         "fused_recurrent_iplr_delta_rule(q, k, v, a, b, scale=None, initial_state=None, "
         "output_final_state=False, cu_seqlens=None)",
-        law("iplr")),
+        ops.iplr),
     Row("gla.chunk",
         "chunk_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False, "
         "state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None)",
-        law("gla")),
+        ops.gla),
     Row("gla.fused_recurrent",
         "fused_recurrent_gla(q, k, v, gk=None, gv=None, scale=None, initial_state=None, "
         "output_final_state=False, reverse=False, state_v_first=False, cu_seqlens=None, **kwargs)",
@@ -117,23 +117,23 @@ ROWS = [
         laws.gsa),
     Row("hgrn.chunk",
         "chunk_hgrn(x, g, initial_state=None, output_final_state=False)",
-        law("hgrn")),
+        ops.hgrn),
     Row("hgrn.fused_recurrent",
         "fused_recurrent_hgrn(x, g, initial_state=None, output_final_state=False, cu_seqlens=None)",
-        law("hgrn")),
+        ops.hgrn),
     Row("kda.chunk",
         "chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, "
         "use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, "
         "allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False, "
         "return_intermediate_states=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, "
         "cp_context=None, use_graph=False, max_num_seqs=None, **kwargs)",
-        law("kda"), _RAW_GATE),
+        ops.kda, _RAW_GATE),
     Row("kda.fused_recurrent",
         "fused_recurrent_kda(q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, "
         "output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, "
         "use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None, state_v_first=False, "
         "cu_seqlens=None, **kwargs)",
-        law("kda")),
+        ops.kda),
     Row("lightnet.chunk",
         "chunk_lightnet(q, k, v, scale=None, initial_state=None, output_final_state=False, "
         "state_v_first=False, cu_seqlens=None)",
@@ -145,11 +145,11 @@ ROWS = [
     Row("lightning_attn.chunk",
         "chunk_lightning_attn(q, k, v, layer_idx, num_layers, scale=None, initial_state=None, "
         "output_final_state=False, cu_seqlens=None, **kwargs)",
-        law("lightning_attention")),
+        ops.lightning_attention),
     Row("lightning_attn.fused_recurrent",
         "fused_recurrent_lightning_attn(q, k, v, layer_idx, num_layers, scale=None, initial_state=None, "
         "output_final_state=False, reverse=False, cu_seqlens=None)",
-        law("lightning_attention")),
+        ops.lightning_attention),
     Row("linear_attn.chunk",
         "chunk_linear_attn(q, k, v, scale=None, initial_state=None, output_final_state=False, "
         "normalize=True, cu_seqlens=None)",
@@ -197,29 +197,29 @@ ROWS = [
     Row("retention.chunk",
         "chunk_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, "
         "cu_seqlens=None, **kwargs)",
-        law("retention")),
+        ops.retention),
     Row("retention.fused_chunk",
         "fused_chunk_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, "
         "cu_seqlens=None)",
-        law("retention")),
+        ops.retention),
     Row("retention.fused_recurrent",
         "fused_recurrent_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, "
         "reverse=False, state_v_first=False, cu_seqlens=None, **kwargs)",
-        law("retention")),
+        ops.retention),
     Row("retention.parallel",
         "parallel_retention(q, k, v, scale=None, output_attentions=False, cu_seqlens=None)",
-        laws.parallel(law("retention"))),
+        laws.parallel(ops.retention)),
     Row("rwkv4.fused_recurrent",
         "fused_recurrent_rwkv4(w, u, k, v, state)",
         laws.rwkv4),
     Row("rwkv6.chunk",
         "chunk_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False, "
         "cu_seqlens=None, cu_seqlens_cpu=None, **kwargs)",
-        law("rwkv6")),
+        ops.rwkv6),
     Row("rwkv6.fused_recurrent",
         "fused_recurrent_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False, "
         "reverse=False, cu_seqlens=None)",
-        law("rwkv6")),
+        ops.rwkv6),
     Row("rwkv7.chunk",
         "chunk_rwkv7(r, w, k, v, a, b, scale=1.0, initial_state=None, output_final_state=False, "
         "cu_seqlens=None, cu_seqlens_cpu=None, safe_gate=False, chunk_size=None, disable_recompute=False, "

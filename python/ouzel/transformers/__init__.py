@@ -129,7 +129,9 @@ def _methods(kind, context, left):
 
 
 def _looks_up(kind):
-    return set(getattr(inspect.unwrap(kind.forward), "__code__", _methods.__code__).co_names)
+    """The names of globals and attributes in its forward."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return set(code.co_names) if code else set()
 
 
 def _parameters(function):
