@@ -238,8 +238,7 @@ NamedTensor SafetensorsReader::Impl::parse_tensor(const std::string& name, const
     if (__builtin_mul_overflow(elements, static_cast<std::uint64_t>(row->bits), &bits) ||
         bits % 8 != 0 || bits / 8 != tensor.bytes) {
       bad("tensor '{}' of type {} and shape {} does not fit the {} bytes that its data_offsets "
-          "give "
-          "it",
+          "give it",
           shown, tensor.type, shape_string(tensor.shape), tensor.bytes);
     }
   }

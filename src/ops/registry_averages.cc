@@ -70,8 +70,7 @@ std::vector<OperatorInfo> average_rows() {
       {"efficient_attention",
        {},
        "o = rq(Q) (rk(K)^T V); softmax: rq over features, rk over positions (causal: those so "
-       "far); "
-       "scaling: both divided by sqrt(n)",
+       "far); scaling: both divided by sqrt(n)",
        "arXiv:1812.01243",
        {{"q", "B T H K", "dq"},
         {"k", "B T H K", "dk"},

@@ -83,7 +83,7 @@ OperatorInfo row_of(const Law& law) {
   }
   info.run = run_matrix_law;
   info.takes_half = true;
-  // Useful operations of design: a gradient of log decays costs 2 more.
+  // Useful operations a token and number of the state: a gradient of log decays costs 2 more.
   const double decays = law.decay == DecayKind::kNone ? 0 : 2;
   switch (law.erase) {
     case EraseKind::kNone:

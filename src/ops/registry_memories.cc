@@ -226,9 +226,9 @@ std::vector<OperatorInfo> memory_rows() {
        run_log_linear_attention},
       {"ttt_linear",
        {},
-       "per mini-batch: y = S^T k + hb; grad = d/dy 1/2 |LN(y) w + b - (v - k)|^2; u_t = (S - "
-       "eta_t "
-       "sum_(s<=t) k_s grad_s^T)^T (scale q_t) + hb - eta_t sum_(s<=t) grad_s; o = u + LN(u) w + b",
+       "per mini-batch: y = S^T k + hb; grad = d/dy 1/2 |LN(y) w + b - (v - k)|^2; "
+       "u_t = (S - eta_t sum_(s<=t) k_s grad_s^T)^T (scale q_t) + hb - eta_t sum_(s<=t) grad_s; "
+       "o = u + LN(u) w + b",
        "arXiv:2407.04620",
        {q,
         {"k", "B T H K", "dk"},
