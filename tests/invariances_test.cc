@@ -297,11 +297,21 @@ TEST_P(Invariances, SplitsAgree) {
 TEST_P(Invariances, SplitsOfLongSequencesAgree) {
   Context context(options_for(GetParam()));
   constexpr Int kTokens = 2048 + 300;
+  std::vector<Sample> list;
   for (LawCase c : recurrence_samples(kTokens)) {
     c.keys = c.values = 12;
     if (c.law == Law::kRetention) c.heads = Heads::kMoreValues;
-    SCOPED_TRACE(name_of(c));
-    Call call = forward_of(make_call(c, 77));
+    list.push_back({name_of(c), make_call(c, 77)});
+  }
+  for (MatrixCase c : matrix_samples(kTokens)) {
+    c.keys = c.values = 12;
+    c.gates = Gates::kWeak;
+    if (!exists(c)) c.gates = Gates::kNone;
+    list.push_back({name_of(c), make_call(c, 78)});
+  }
+  for (const Sample& s : list) {
+    SCOPED_TRACE(s.name);
+    Call call = forward_of(s.call);
     const Results<float> whole = run(context, call);
     for (Int t : {Int{64}, Int{1984}, Int{2048}, Int{2112}, Int{2304}}) {
       SCOPED_TRACE(t);

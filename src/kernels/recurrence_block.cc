@@ -520,16 +520,20 @@ struct Block {
   }
 };
 
+template <Erase kErase, bool kPerValue>
+void block_of(const BlockArgs& a) {
+  a.slabs->low != nullptr ? Block<kErase, kPerValue, true>::run(a)
+                          : Block<kErase, kPerValue, false>::run(a);
+}
+
 template <bool kPerValue>
 void block_of(const BlockArgs& a) {
-  if (a.slabs->low != nullptr) {
-    Block<Erase::kNone, kPerValue, true>::run(a);
-  } else if (!a.erase) {
-    Block<Erase::kNone, kPerValue, false>::run(a);
+  if (!a.erase) {
+    block_of<Erase::kNone, kPerValue>(a);
   } else if (!a.general) {
-    Block<Erase::kCollinear, kPerValue, false>::run(a);
+    block_of<Erase::kCollinear, kPerValue>(a);
   } else {
-    Block<Erase::kGeneral, kPerValue, false>::run(a);
+    block_of<Erase::kGeneral, kPerValue>(a);
   }
 }
 

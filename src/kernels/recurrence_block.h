@@ -79,7 +79,7 @@ struct BlockSlab {
   // [keys, filled up to a multiple of 4][32], before and after; may be the same.
   const float* state_in = nullptr;
   float* state = nullptr;
-  // Not null: the sum is in two parts (without erase).
+  // Not null: the sum is in two parts.
   const float* low_in = nullptr;
   float* low = nullptr;
 
@@ -140,7 +140,7 @@ void recurrence_block(Isa isa, const BlockArgs& args);
 struct RowArgs {
   std::int64_t keys = 0, columns = 0;
   float* s = nullptr;
-  float* residue = nullptr;  // not null: the sum is in two parts (without erase)
+  float* residue = nullptr;  // not null: the sum is in two parts
   std::int64_t key_stride = 0;
 
   // e^g and e^g - 1 of each key, or of all where decay_stride is 0.

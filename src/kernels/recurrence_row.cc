@@ -140,7 +140,11 @@ HWY_INLINE void update(const RowArgs& a, std::int64_t column, std::int64_t width
               hn::MulAdd(minus_1, value_decay_minus_1[j], hn::Add(minus_1, value_decay_minus_1[j]));
           both = hn::Mul(both, value_decay[j]);
         }
-        s = two_part_sum(d, s, low, both, minus_1, hn::Mul(k, v[j]));
+        V change = hn::Mul(k, v[j]);
+        if constexpr (kErase == Erase::kGeneral) {
+          change = hn::MulAdd(hn::Set(d, a.b[i]), r[j], change);
+        }
+        s = two_part_sum(d, s, low, both, minus_1, change);
         store<kFull>(low, low_row + j * kLanes, left);
       } else {
         // Near 1 by the difference to 1: a rounded factor, the same at every step, would drift.
@@ -214,7 +218,7 @@ void row_columns(const RowArgs& a, std::int64_t column, std::int64_t width) {
   if constexpr (!kReadBefore) read_others<kVectors, kFull>(a, column, width, v);
 }
 
-template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore = false>
+template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore>
 void row(const RowArgs& a) {
   // Of 128 keys, four vectors of AVX-512 take two thirds of the first-level cache.
   constexpr int kVectors = 4;
@@ -228,18 +232,21 @@ void row(const RowArgs& a) {
   }
 }
 
+template <Erase kErase, bool kValueDecay, bool kReadBefore = false>
+void row_of(const RowArgs& a) {
+  a.residue != nullptr ? row<kErase, kValueDecay, true, kReadBefore>(a)
+                       : row<kErase, kValueDecay, false, kReadBefore>(a);
+}
+
 template <bool kValueDecay>
 void row_of(const RowArgs& a) {
   if (a.b != nullptr) {
-    row<Erase::kGeneral, kValueDecay, false>(a);
+    row_of<Erase::kGeneral, kValueDecay>(a);
   } else if (a.e != nullptr) {
-    row<Erase::kCollinear, kValueDecay, false>(a);
-  } else if (a.residue != nullptr) {
-    a.u == nullptr ? row<Erase::kNone, kValueDecay, true, false>(a)
-                   : row<Erase::kNone, kValueDecay, true, true>(a);
+    row_of<Erase::kCollinear, kValueDecay>(a);
   } else {
-    a.u == nullptr ? row<Erase::kNone, kValueDecay, false, false>(a)
-                   : row<Erase::kNone, kValueDecay, false, true>(a);
+    a.u == nullptr ? row_of<Erase::kNone, kValueDecay>(a)
+                   : row_of<Erase::kNone, kValueDecay, true>(a);
   }
 }
 

@@ -170,6 +170,7 @@ struct ErasingArgs : ChunkArgs {
   float *block_q = nullptr, *block_k = nullptr, *block_e = nullptr, *block_b = nullptr;
   float* block_factor = nullptr;  // [rows][key_pitch]
   float* state = nullptr;         // slabs: S or G
+  float* low = nullptr;           // what it lost to rounding; null: the sum is plain
   float* r = nullptr;
   const float* output_grad = nullptr;
   float* written = nullptr;  // v - c * r, collinear

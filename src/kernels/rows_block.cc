@@ -11,8 +11,10 @@
 // After targets.h.
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "src/kernels/math-inl.h"
 #include "src/kernels/reset-inl.h"
 #include "src/kernels/rows_lanes-inl.h"
+#include "src/kernels/two_part-inl.h"
 #include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -72,14 +74,38 @@ HWY_INLINE void read_block(D d, const ErasingArgs& a, const float* x, const floa
   }
 }
 
-// S~ += sum of x_t y_t^T over kRows rows, and of x2_t y2_t^T (kTwo), after S~ *= factor of its keys
-// (kScale); where that is 0, 0.
+// Columns of a state, and what they lost to rounding; low null: the sum is plain.
+struct Columns {
+  float *s, *low;
+  Columns at(std::int64_t offset) const {
+    return {s + offset, low != nullptr ? low + offset : nullptr};
+  }
+};
+
+// What a block writes: x_t y_t^T of kRows rows, and x2_t y2_t^T (kTwo).
+template <int kRows, bool kTwo>
+struct Written {
+  const float* x;
+  const Values<kRows>& y;
+  const float* x2;
+  const Values<kRows>& y2;
+  std::int64_t pitch;
+
+  // state += that of a key.
+  HWY_INLINE void add_to(D d, std::int64_t key, V (&state)[kVectors]) const {
+    OUZEL_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      add(d, x[i * pitch + key], y[i], state);
+      if constexpr (kTwo) add(d, x2[i * pitch + key], y2[i], state);
+    }
+  }
+};
+
+// S~ += what is written, after S~ *= factor of its keys (kScale); where that is 0, 0.
 template <int kRows, bool kTwo, bool kScale>
-HWY_INLINE void write_rows(D d, const ErasingArgs& a, const float* x, const Values<kRows>& y,
-                           const float* x2, const Values<kRows>& y2, const float* factor,
-                           float* slab) {
-  const std::int64_t pitch = a.key_pitch;
-  for (std::int64_t k = 0; k < a.keys; ++k, slab += kValueSlab) {
+HWY_INLINE void write_rows(D d, std::int64_t keys, const Written<kRows, kTwo> written,
+                           const float* factor, float* slab) {
+  for (std::int64_t k = 0; k < keys; ++k, slab += kValueSlab) {
     V state[kVectors];
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
@@ -89,27 +115,44 @@ HWY_INLINE void write_rows(D d, const ErasingArgs& a, const float* x, const Valu
         state[j] = hn::IfThenElseZero(is_kept(d, f), hn::Mul(state[j], f));
       }
     }
-    OUZEL_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const V key = hn::Set(d, x[i * pitch + k]);
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) state[j] = hn::MulAdd(key, y[i][j], state[j]);
-      if constexpr (kTwo) {
-        const V second = hn::Set(d, x2[i * pitch + k]);
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) state[j] = hn::MulAdd(second, y2[i][j], state[j]);
-      }
-    }
+    written.add_to(d, k, state);
     store(d, state, slab);
+  }
+}
+
+// The same in two parts, what is written summed from zero.
+template <int kRows, bool kTwo>
+HWY_INLINE void write_two_parts(D d, std::int64_t keys, const Written<kRows, kTwo> written,
+                                const float* factor, Columns slab) {
+  for (std::int64_t k = 0; k < keys; ++k, slab = slab.at(kValueSlab)) {
+    const V f = hn::Set(d, factor != nullptr ? factor[k] : 1.0f);
+    V change[kVectors];
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) change[j] = hn::Zero(d);
+    written.add_to(d, k, change);
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const V s = hn::Load(d, slab.s + j * kLanes);
+      V low = hn::Load(d, slab.low + j * kLanes);
+      hn::Store(two_part_sum(d, s, low, f, hn::Sub(f, hn::Set(d, 1.0f)), change[j]), d,
+                slab.s + j * kLanes);
+      hn::Store(low, d, slab.low + j * kLanes);
+    }
   }
 }
 
 template <int kRows, bool kTwo>
 HWY_INLINE void write_block(D d, const ErasingArgs& a, const float* x, const Values<kRows>& y,
                             const float* x2, const Values<kRows>& y2, const float* factor,
-                            float* slab) {
-  factor == nullptr ? write_rows<kRows, kTwo, false>(d, a, x, y, x2, y2, nullptr, slab)
-                    : write_rows<kRows, kTwo, true>(d, a, x, y, x2, y2, factor, slab);
+                            const Columns& slab) {
+  const Written<kRows, kTwo> written{x, y, x2, y2, a.key_pitch};
+  if (slab.low != nullptr) {
+    write_two_parts(d, a.keys, written, factor, slab);
+  } else if (factor == nullptr) {
+    write_rows<kRows, kTwo, false>(d, a.keys, written, nullptr, slab.s);
+  } else {
+    write_rows<kRows, kTwo, true>(d, a.keys, written, factor, slab.s);
+  }
 }
 
 // Columns of S~ times the factors of keys; where one is 0, 0.
@@ -139,19 +182,39 @@ void scale_values(const float* factor, std::int64_t keys, float* slab) {
   }
 }
 
-void decay(const ErasingArgs& a, std::int64_t row, std::int64_t column, float* slab) {
-  if (a.folds != nullptr && a.folds->fold[row]) {
-    scale_keys(*a.folds, a.folds->factor + row * a.folds->pitch, a.keys, kColumns, slab);
-  }
-  if (a.value_decay != nullptr) {
-    scale_values(a.value_decay + row * a.value_pitch + column, a.keys, slab);
+void decay(const ErasingArgs& a, std::int64_t row, std::int64_t column, const Columns& slab) {
+  for (float* part : {slab.s, slab.low}) {
+    if (part == nullptr) continue;
+    if (a.folds != nullptr && a.folds->fold[row]) {
+      scale_keys(*a.folds, a.folds->factor + row * a.folds->pitch, a.keys, kColumns, part);
+    }
+    if (a.value_decay != nullptr) {
+      scale_values(a.value_decay + row * a.value_pitch + column, a.keys, part);
+    }
   }
 }
 
 // From Lambda = 1 at a chunk's begin to S itself at its end, or into G~ from G at its end.
-void leave(const ErasingArgs& a, float* slab) {
+void leave(const ErasingArgs& a, Columns slab) {
   if (a.folds == nullptr) return;
-  scale_keys(*a.folds, a.folds->lambda + a.folds->rows * a.folds->pitch, a.keys, kValueSlab, slab);
+  const Folds& folds = *a.folds;
+  const float* lambda = folds.lambda + folds.rows * folds.pitch;
+  if (slab.low == nullptr) {
+    scale_keys(folds, lambda, a.keys, kValueSlab, slab.s);
+    return;
+  }
+  const D d;
+  for (std::int64_t key = 0; key < a.keys; ++key, slab = slab.at(kValueSlab)) {
+    const std::int64_t i = folds.per_key ? key : 0;
+    // Near 1 Lambda is e^total: nothing was folded.
+    const V factor = hn::Set(d, lambda[i]), minus_1 = math::expm1(d, hn::Set(d, folds.total[i]));
+    for (std::int64_t c = 0; c < kValueSlab; c += kLanes) {
+      const V s = hn::Load(d, slab.s + c);
+      V low = hn::Load(d, slab.low + c);
+      hn::Store(two_part_sum(d, s, low, factor, minus_1, hn::Zero(d)), d, slab.s + c);
+      hn::Store(low, d, slab.low + c);
+    }
+  }
 }
 
 // out = v - c * r with a number of c per row or per value.
@@ -217,13 +280,13 @@ struct Block {
 
 template <int kRows, bool kGeneral>
 HWY_NOINLINE void forward(const ErasingArgs& a, std::int64_t row, std::int64_t column,
-                          float* slab) {
+                          const Columns& slab) {
   const D d;
   const Block block(a, row);
   const std::int64_t at = row * a.value_pitch + column;
   if (kRows == 1 && !a.before) decay(a, row, column, slab);
   Values<kRows> r, written;
-  read_block<kRows>(d, a, block.e, slab, r);
+  read_block<kRows>(d, a, block.e, slab.s, r);
   load<kRows>(d, a.v + at, a.value_pitch, written);
   OUZEL_UNROLL
   for (int i = 0; i < kRows; ++i) {
@@ -242,14 +305,14 @@ HWY_NOINLINE void forward(const ErasingArgs& a, std::int64_t row, std::int64_t c
 
 template <int kRows, bool kGeneral>
 HWY_NOINLINE void backward(const ErasingArgs& a, std::int64_t row, std::int64_t column,
-                           float* slab) {
+                           const Columns& slab) {
   const D d;
   const Block block(a, row);
   const std::int64_t query = a.rows * a.key_pitch, values = a.rows * a.value_pitch;
   const float* output_grad = a.output_grad + row * a.value_pitch + column;
   Values<kRows> dv, dr, upstream;
-  read_block<kRows>(d, a, block.k, slab, dv);
-  if constexpr (kGeneral) read_block<kRows>(d, a, block.b, slab, dr);
+  read_block<kRows>(d, a, block.k, slab.s, dv);
+  if constexpr (kGeneral) read_block<kRows>(d, a, block.b, slab.s, dr);
   // What reaches row i of the block's rows from i on, by the products of their q and e with x_i.
   const auto reach = [&](std::int64_t n) HWY_ATTR {
     load<kRows>(d, output_grad + n * values, a.value_pitch, upstream);
@@ -402,12 +465,12 @@ void BlockProducts(const ErasingArgs& a) {
 template <bool kGeneral>
 void forward_slabs(const ErasingArgs& a) {
   for (std::int64_t value = 0; value < a.values; value += kValueSlab) {
-    float* slab = a.state + value * a.keys;
+    const Columns slab = Columns{a.state, a.low}.at(value * a.keys);
     for (std::int64_t t = 0, end; t < a.rows; t = end) {
       for (end = t + 1; !a.first[end];) ++end;
       for (std::int64_t c = 0; c < kValueSlab; c += kColumns) {
-        end - t == kRowBlock ? forward<kRowBlock, kGeneral>(a, t, value + c, slab + c)
-                             : forward<1, kGeneral>(a, t, value + c, slab + c);
+        end - t == kRowBlock ? forward<kRowBlock, kGeneral>(a, t, value + c, slab.at(c))
+                             : forward<1, kGeneral>(a, t, value + c, slab.at(c));
       }
     }
     leave(a, slab);
@@ -417,13 +480,13 @@ void forward_slabs(const ErasingArgs& a) {
 template <bool kGeneral>
 void backward_slabs(const ErasingArgs& a) {
   for (std::int64_t value = 0; value < a.values; value += kValueSlab) {
-    float* slab = a.state + value * a.keys;
+    const Columns slab = Columns{a.state, a.low}.at(value * a.keys);
     leave(a, slab);
     for (std::int64_t t = a.rows, begin; t > 0; t = begin) {
       for (begin = t - 1; !a.first[begin];) --begin;
       for (std::int64_t c = 0; c < kValueSlab; c += kColumns) {
-        t - begin == kRowBlock ? backward<kRowBlock, kGeneral>(a, begin, value + c, slab + c)
-                               : backward<1, kGeneral>(a, begin, value + c, slab + c);
+        t - begin == kRowBlock ? backward<kRowBlock, kGeneral>(a, begin, value + c, slab.at(c))
+                               : backward<1, kGeneral>(a, begin, value + c, slab.at(c));
       }
     }
   }

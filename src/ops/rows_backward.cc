@@ -66,7 +66,7 @@ class RowsBackward {
   std::int64_t lines_of(std::int64_t first, bool adjoint);
   void pack_queries(std::int64_t first, std::int64_t tokens);
   bool sums_slowly(std::int64_t end) const;
-  void erase_forward(std::int64_t first, float* state);
+  void erase_forward(std::int64_t first, float* state, float* low);
   void write_forward(std::int64_t first, const float* begin, float* end);
   float* first_pass();
   void backward(std::int64_t first, std::int64_t tokens, const float* begin, float* end);
@@ -291,11 +291,12 @@ SweepArgs RowsBackward::sweep_args() const {
   return args;
 }
 
-// A state, slabs, through the chunk that is packed: what is erased.
-void RowsBackward::erase_forward(std::int64_t first, float* state) {
+// A state, slabs, through the chunk that is packed: what is erased. `low`: see ErasingArgs.
+void RowsBackward::erase_forward(std::int64_t first, float* state, float* low) {
   cut_blocks(state, b_.packed.k, b_.packed.v);
   ErasingArgs args = block_args(first);
   args.state = state;
+  args.low = low;
   block_products(isa_, args);
   block_forward(isa_, args);
 }
@@ -323,7 +324,7 @@ float* RowsBackward::first_pass() {
     float* end = states + b_.state_size;
     if (erases_) {
       std::copy_n(states, b_.state_size, end);
-      erase_forward(t, end);
+      erase_forward(t, end, t >= kLongSum ? b_.low : nullptr);
     } else {
       write_forward(t, states, end);
     }
@@ -334,7 +335,7 @@ float* RowsBackward::first_pass() {
 // Whether a gradient that has come from so far that a plain sum would be off is to be summed in two
 // parts over the chunk that ends at `end`: where a channel hardly decays.
 bool RowsBackward::sums_slowly(std::int64_t end) const {
-  if (erases_ || tokens_ - end < kLongSum) return false;
+  if (tokens_ - end < kLongSum) return false;
   if (!kind_.decay) return true;
   const float* total = b_.folds.total;
   const std::int64_t size = kind_.decay_per_key ? kind_.keys : 1;
@@ -360,13 +361,16 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
     const bool last = first + tokens == tokens_;
     if (erases_) {
       std::copy_n(begin, b_.state_size, b_.kept);
-      erase_forward(0, b_.kept);
+      erase_forward(0, b_.kept, nullptr);
       if (last) transpose_slabs(isa_, b_.keys, sweep.values, b_.kept, b_.transposed_end);
     } else if (last) {
       write_forward(first, b_.transposed, b_.transposed_end);
     }
   }
   pack_queries(first, tokens);
+  const bool slow = sums_slowly(first + tokens);
+  if (slow && !two_parts_) std::fill_n(b_.grad_low, b_.state_size, 0.0f);
+  two_parts_ = slow;
   if (erases_) {
     const bool same = cut_blocks(b_.grad_slabs, folded(b_.packed.q, b_.q), b_.output_grad);
     ErasingArgs block = block_args(source_keeps_ ? 0 : first);
@@ -375,6 +379,7 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
     block.qb = b_.qb;
     block_products(isa_, block);
     block.state = b_.grad_slabs;
+    block.low = slow ? b_.grad_low : nullptr;
     block.output_grad = b_.output_grad;
     block.written = b_.written;
     block.dv = b_.grads.v;
@@ -383,14 +388,14 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
     block_backward(isa_, block);
     sweep.read = block.r;
   }
-  const bool slow = sums_slowly(first + tokens);
   // A tile of the state at the chunk's end is not needed any more when its gradient is stored.
-  sweep.grad_out = !slow ? b_.grad : source_keeps_ ? b_.transposed_end : end;
+  sweep.grad_out = !slow ? b_.grad : erases_ || source_keeps_ ? b_.transposed_end : end;
   sweep.prefetch = prefetch_;
   sweep.prefetch_count = lines_of(first - backward_chunk(kind_), true);
   backward_sweep(isa_, sweep);
-  if (slow) {
-    if (!two_parts_) std::fill_n(b_.grad_low, b_.state_size, 0.0f);
+  if (slow && erases_) {
+    transpose_slabs(isa_, b_.keys, sweep.values, b_.grad_slabs, b_.grad);
+  } else if (slow) {
     AccumulateArgs args = accumulate_args();
     args.reverse = true;
     args.writes = kind_.queries;
@@ -400,7 +405,6 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
     args.low = b_.grad_low;
     accumulate_rows(isa_, args);
   }
-  two_parts_ = slow;
   std::swap(b_.transposed, b_.transposed_end);
   unpack(first);
 }

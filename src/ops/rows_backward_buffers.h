@@ -116,9 +116,9 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
   transposed = take(erases || source_keeps, state_size);
   transposed_end = take(erases || source_keeps, state_size);
   grad = take(true, state_size);
-  grad_low = take(!erases, state_size);
+  grad_low = take(true, state_size);
   grad_slabs = take(erases, state_size);
-  low = take(!erases, state_size);
+  low = take(true, state_size);
   kept = take(true, (chunks + 1) * state_size);
   erased =
       take(erases, source_keeps ? rows * value_pitch : tokens * kind.rows_per_token * value_pitch);

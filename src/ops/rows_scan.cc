@@ -118,13 +118,13 @@ class Scan {
     decay_rows_ = keyed(per_key);
     missing_ = take(per_key, key_pitch_);
     leave_ = take(decay_of_keys(), blocks * key_pitch_);
-    leave_minus_1_ = take(decay_of_keys() && !erase_, blocks * key_pitch_);
+    leave_minus_1_ = take(decay_of_keys(), blocks * key_pitch_);
     leaves_ = memory.template take<bool>(blocks);
     by_rows_ = memory.template take<bool>(slabs_);
     const std::int64_t width = column_width();
     column_decay_ = take(width != 0, rows * width);
     column_log_ = take(width != 0, width);
-    column_minus_1_ = take(width != 0 && !erase_, blocks * width);
+    column_minus_1_ = take(width != 0, blocks * width);
     pairs_ = take(true, blocks * (general_ ? 2 : 1) * pairs_pitch(erase_, kind.queries));
     block_scratch_ = take(true, block_scratch(kind.queries));
     state_ = memory.template take<float*>(heads * slabs_ + kTogether);
@@ -149,8 +149,8 @@ class Scan {
   std::int64_t column_width() const {
     return kind_.value_decay ? value_pitch_ : one_a_row() ? 1 : 0;
   }
-  // A slab's state; without erase, what it has lost to rounding follows.
-  std::int64_t slab_state() const { return erase_ ? half_ : 2 * half_; }
+  // A slab's state, and what it has lost to rounding.
+  std::int64_t slab_state() const { return 2 * half_; }
   std::int64_t rows() const { return rows_.tokens * kind_.rows_per_token; }
   // Queries need memory of their own where tokens have several rows, or where rows that fill up the
   // last block would be another query's.
@@ -159,7 +159,7 @@ class Scan {
   }
   std::int64_t blocks() const { return (rows() + kBlock - 1) / kBlock; }
   std::int64_t out_pitch() const { return kTokens * kind_.rows_per_token; }
-  bool in_two_parts() const { return !erase_ && position_ >= kLongSum; }
+  bool in_two_parts() const { return position_ >= kLongSum; }
 
   void keep(const RowSource& source, float* const* state, std::int64_t first,
             std::int64_t column) const;
@@ -251,7 +251,7 @@ void Scan::end(std::int64_t head, const StateMemory<float>& final) {
                  for (std::int64_t j = 0; j < width; ++j) final.s[to + j * final.column] = row[j];
                  if (final.residue == nullptr) return;
                  for (std::int64_t j = 0; j < width; ++j) {
-                   final.residue[to + j * final.column] = erase_ ? 0.0f : row[half_ + j];
+                   final.residue[to + j * final.column] = row[half_ + j];
                  }
                });
 }
@@ -593,7 +593,7 @@ void rows_step(Isa isa, const RowsKind& kind, const LawRows& rows, const StateMe
   for (std::int64_t i = 0; i < kind.rows_per_token; ++i) {
     RowArgs a = row_args(isa, kind, rows, i, 0, kind.values, factors);
     a.s = state.s;
-    if (kind.erase == EraseKind::kNone && position >= kLongSum) a.residue = state.residue;
+    if (position >= kLongSum) a.residue = state.residue;
     a.key_stride = state.row;
     a.o = o;
     a.o_stride = o_stride;
