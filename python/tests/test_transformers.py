@@ -360,7 +360,9 @@ def test_undo_restores(name):
     handle = ouzel.transformers.accelerate(m)
     assert handle.layers and "Acceleration(" in repr(handle)
     assert [set(module.__dict__) for module in m.modules()] != keys
-    again = ouzel.transformers.accelerate(m)  # nothing is left to do, and nothing to warn of
+    with pytest.warns(UserWarning, match="accelerated already.*undo") as seen:
+        again = ouzel.transformers.accelerate(m, context=ouzel.Context(threads=1))
+    assert len(seen) == 1 and all(kind in str(seen[0].message) for kind in handle.layers)
     assert not again.layers
     again.undo()
     assert handle.layers
@@ -380,7 +382,7 @@ def test_context_manager_undoes_after_errors_too():
 
 def test_unknown_models_are_left_alone_with_one_message():
     m = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9))
-    with pytest.warns(UserWarning, match="nothing to accelerate in GPT2LMHeadModel.*Mamba2Mixer") as seen:
+    with pytest.warns(UserWarning, match="^GPT2LMHeadModel has no layer.*docs/transformers.md") as seen:
         handle = ouzel.transformers.accelerate(m)
     assert len(seen) == 1 and not handle.layers
     with pytest.raises(TypeError, match="model is of type str"):
@@ -448,6 +450,30 @@ def test_bfloat16(name):
     exact = logits(model(name), ids)
     error, theirs = (got - exact).abs().mean(), (expected - exact).abs().mean()
     assert error < 1.2 * theirs + 1e-3
+
+
+@pytest.mark.parametrize("how", ["bfloat16", "float16", "autocast"])
+@every_model
+def test_generation_in_16_bits(name, how):
+    """Logits of decoding, whose caches may have 16 bits, against those of one pass in torch."""
+    dtype = torch.float16 if how == "float16" else torch.bfloat16
+    m = model(name, torch.float32 if how == "autocast" else dtype)
+    with torch.autocast("cpu", dtype, enabled=how == "autocast"):
+        with ouzel.transformers.accelerate(m):
+            out = m.generate(
+                tokens(1, 9),
+                max_new_tokens=7,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        ids, got = out.sequences[:, :-1], torch.stack(out.logits, dim=1).float()
+        expected = logits(m, ids, use_cache=False)[:, 8:].float()
+    assert got.shape == (1, 7, 96)
+    close(got, expected, 10 * torch.finfo(dtype).eps)
+    exact = logits(model(name), ids, use_cache=False)[:, 8:]
+    error, theirs = (got - exact).abs().mean(), (expected - exact).abs().mean()
+    assert error < 1.5 * theirs
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_text", "mamba2", "mamba", "rwkv", "recurrent_gemma"])

@@ -71,11 +71,12 @@ def accelerate(model, *, context=None):
 
     Only calls with float32, bfloat16 or float16 tensors on the CPU go through Ouzel; others take the
     layer's own path. A layer that Ouzel does not know is left alone; a warning names all of them, and
-    says so if there is nothing to do at all.
+    says so if there is nothing to do at all. One that is accelerated already stays so, with the context
+    that it has, and a warning says that.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"accelerate: model is of type {type(model).__name__}; a torch.nn.Module was expected")
-    methods, replaced, left, done = {}, [], {}, False
+    methods, replaced, left, done = {}, [], {}, set()
     for module in model.modules():
         kind = type(module)
         if kind not in methods:
@@ -86,7 +87,7 @@ def accelerate(model, *, context=None):
                 setattr(module, name, method)
                 replaced.append((module, name, method))
             elif _is_ours(module.__dict__[name]):
-                done = True
+                done.add(kind.__name__)
             else:
                 left[kind.__name__] = f"its {name} was replaced by something else"
     if left:
@@ -94,8 +95,14 @@ def accelerate(model, *, context=None):
         warnings.warn(f"ouzel.transformers leaves these layers as they are: {reasons}", stacklevel=2)
     elif not replaced and not done:
         warnings.warn(
-            f"ouzel.transformers found nothing to accelerate in {type(model).__name__}: it knows "
-            + ", ".join(sorted(LAYERS)),
+            f"{type(model).__name__} has no layer that ouzel.transformers knows, so nothing is accelerated; "
+            "docs/transformers.md of Ouzel lists what it knows",
+            stacklevel=2,
+        )
+    if done:
+        warnings.warn(
+            f"{type(model).__name__} has layers that are accelerated already: {', '.join(sorted(done))} stay "
+            "so, with the context given then; to change it, undo() that acceleration first",
             stacklevel=2,
         )
     return Acceleration(replaced)

@@ -52,6 +52,15 @@ def _sequences(function, tensors, options, *, context, output_final_state=False,
     return o.reshape(batch, tokens, *o.shape[2:]), state
 
 
+def _step(function, *operands, state, **options):
+    """An operator's step: it updates float32 in place, while a cache may have 16 bits."""
+    exact = state.float()  # itself, if it is float32
+    o = function.step(*operands, initial_state=exact, **options)
+    if exact is not state:
+        state.copy_(exact)
+    return o
+
+
 def _activation(name):
     return {None: "none", "silu": "silu", "swish": "silu"}.get(name)
 
@@ -83,7 +92,7 @@ def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activatio
         return NotImplemented
     x, options = hidden_states.transpose(1, 2), dict(activation=activation, context=context)
     if not torch.is_grad_enabled():
-        return ops.short_conv.step(x, weight, bias, conv_state, **options).transpose(1, 2)
+        return _step(ops.short_conv, x, weight, bias, state=conv_state, **options).transpose(1, 2)
     o, state = ops.short_conv(x, weight, bias, conv_state, output_final_state=True, **options)
     conv_state.copy_(state)
     return o.transpose(1, 2)
@@ -224,7 +233,8 @@ def mamba_selective_state_update(
     """Mamba-1, one token: the state changes in place, which leaves nothing for a backward pass."""
     if torch.is_grad_enabled():
         return NotImplemented
-    return ops.selective_scan.step(
+    return _step(
+        ops.selective_scan,
         hidden_states[:, None],
         dt[:, None],
         A,
@@ -233,7 +243,7 @@ def mamba_selective_state_update(
         D=D,
         z=None if z is None else z[:, None],
         dt_bias=dt_bias,
-        initial_state=state,
+        state=state,
         dt_softplus=dt_softplus,
         context=context,
     )[:, 0]
