@@ -276,7 +276,7 @@ bool Fold<erase, general, erase_decayed, read_decayed>::block(const KeyRowsArgs 
   const V one = hn::Set(d, 1.0f);
   const bool all_leave = !a.fold || block + 1 == a.blocks;
   const V bound = hn::Set(d, all_leave ? 2.0f : kLeast);
-  V least_product = one, least_missing = one;
+  auto any_leaves = hn::Gt(one, one), any_small = any_leaves;
   for (std::int64_t key = 0; key < pitch; key += kLanes) {
     V x[kBlock], from_start[kBlock + 1], to_end[kBlock + 1];
     from_start[0] = hn::Load(d, a.missing + key);
@@ -287,9 +287,10 @@ bool Fold<erase, general, erase_decayed, read_decayed>::block(const KeyRowsArgs 
     }
     const V missing = from_start[kBlock];
     const V product = hn::Mul(hn::Mul(x[0], x[1]), hn::Mul(x[2], x[3]));
-    least_product = hn::Min(product, least_product);
-    least_missing = hn::Min(missing, least_missing);
-    const auto leaves = hn::Not(hn::Ge(missing, bound));  // or not a number
+    // What is not a number is neither large nor kept.
+    const auto leaves = hn::Not(hn::Ge(missing, bound));
+    any_leaves = hn::Or(any_leaves, leaves);
+    any_small = hn::Or(any_small, hn::Not(hn::Gt(product, hn::Set(d, kSmallest))));
     hn::Store(hn::IfThenElse(leaves, missing, one), d, leave + key);
     hn::Store(hn::IfThenElse(leaves, one, missing), d, a.missing + key);
     to_end[kBlock] = hn::IfThenElse(leaves, one, reciprocal(d, missing));
@@ -297,8 +298,8 @@ bool Fold<erase, general, erase_decayed, read_decayed>::block(const KeyRowsArgs 
     for (int i = kBlock - 1; i > 0; --i) to_end[i] = hn::Mul(to_end[i + 1], x[i]);
     Fold::rows(a, block, rows, key, from_start, to_end);
   }
-  a.leaves[block] = all_leave || !hn::AllTrue(d, hn::Ge(least_missing, bound));
-  return !hn::AllTrue(d, hn::Gt(least_product, hn::Set(d, kSmallest)));
+  a.leaves[block] = all_leave || !hn::AllFalse(d, any_leaves);
+  return !hn::AllFalse(d, any_small);
 }
 
 // The same for a decay a row: factors of rows, and decays within the small matrices. Returns what

@@ -219,10 +219,11 @@ LawTensor LawCall::take(const char* shape, const ConstTensor& tensor,
 
 bool LawCall::streams(const LawTensor& x) const {
   // Of 8 MiB and more, what was written first has left the second-level cache before anyone reads.
+  // Kernels write whole slabs.
   constexpr std::int64_t kLeast = std::int64_t{8} << 20, kLine = 16;
   const std::int64_t floats = shape_.batch * shape_.tokens * x.rows_per_token * x.heads * x.size;
   return x.present() && !x.is_parameter && !x.is_narrow() &&
-         floats * static_cast<std::int64_t>(sizeof(float)) >= kLeast && x.size % kLine == 0 &&
+         floats * static_cast<std::int64_t>(sizeof(float)) >= kLeast && x.size % kSlab == 0 &&
          x.row_stride % kLine == 0 && x.head_stride % kLine == 0 && x.batch_stride % kLine == 0 &&
          reinterpret_cast<std::uintptr_t>(x.data) % (kLine * sizeof(float)) == 0;
 }

@@ -216,8 +216,9 @@ bool is_streamed(std::int64_t count, const Rows<float>& rows, std::int64_t colum
                  std::int64_t columns) {
   // Outputs of 8 MiB and more have left the second-level cache before anyone reads them: past the
   // caches, their lines need not be read first (6 % of the forward's time at 64 keys, 8 % at 128).
+  // Tiles write whole slabs.
   constexpr std::int64_t kBytes = std::int64_t{8} << 20, kLine = 16;
-  return count * static_cast<std::int64_t>(sizeof(float)) >= kBytes && columns % kLine == 0 &&
+  return count * static_cast<std::int64_t>(sizeof(float)) >= kBytes && columns % kSlab == 0 &&
          rows.stride % kLine == 0 &&
          reinterpret_cast<std::uintptr_t>(rows.first + column) % (kLine * sizeof(float)) == 0;
 }
