@@ -384,6 +384,14 @@ class Attend(ProgramTest):
                 self.assertEqual(content[begin:end], struct.pack("<2H", 0x40f0, 0x421c))  # 7.5, 39
         self.assert_fails(self.attend("-o", self.out, "--dtype", "f64"), 2, "bf16")
 
+    def test_compare_of_rounded_numbers(self):
+        self.tensors["o"] = ("F64", [1, 2, 1, 1], struct.pack("<2d", 7.5, 38))
+        for q, returncode, verdict in ((1.001, 0, r"$"), (1, 1, r"  BEYOND the bound 4e-03$")):
+            self.tensors["q"] = ("F32", [1, 2, 1, 1], floats(q, 2))
+            process = self.attend("--compare", "-q", "--dtype", "bf16")
+            self.assertEqual(process.returncode, returncode, process.stderr)
+            self.assertRegex(process.stdout, r"^o +\d\.\d\de-02" + verdict)
+
     def test_compare(self):
         self.tensors["o"] = ("F64", [1, 2, 1, 1], struct.pack("<2d", 7.5, 39))
         process = self.attend("--compare", "-q")

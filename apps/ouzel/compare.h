@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/bounds.h"
 #include "src/formats/safetensors.h"
 #include "src/ops/registry.h"
 
@@ -13,17 +14,16 @@ namespace ouzel::app {
 struct Comparison {
   std::string name;
   double error = 0;
-  double bound = 0;
+  double bound = 0;  // infinite: none
   std::string fault;  // a shape that differs, or a value that is finite on one side only
 
   bool within() const { return fault.empty() && error <= bound; }
 };
 
-// Compares every result of which the file holds the truth, by kFloat32, or kHalf where inputs were
-// 16-bit floats (`narrow`), as they hold on an instruction set. Truths beyond 1e37 only have to be
-// met in kind: a state may use them as a mark.
+// Compares every result of which the file holds the truth. Truths beyond 1e37 only have to be met in
+// kind: a state may use them as a mark.
 std::vector<Comparison> compare(const SafetensorsReader& file,
-                                const std::vector<NamedArray>& results, bool narrow, Isa isa);
+                                const std::vector<NamedArray>& results, const Bounds& bounds);
 
 // One line: name, error, bound, verdict.
 std::string describe(const Comparison& comparison);

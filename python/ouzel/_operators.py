@@ -118,7 +118,14 @@ def _shape(tensor):
     return " or ".join("[" + ", ".join(s.split()) + "]" for s in tensor.shape.split("|"))
 
 
-def _tensor_line(tensor, name):
+def _is_updated(tensor, kind):
+    return kind == STEP and tensor.is_state
+
+
+def _tensor_line(tensor, name, kind=CALL):
+    if _is_updated(tensor, kind):
+        when = ", with " + tensor.when.replace(" ", ", ") if tensor.when else ""
+        return f"    {name}: {_shape(tensor)}, float32, updated in place{when}"
     notes = [_shape(tensor)]
     notes.append("float64 or float32" if tensor.dtype == "float64" else "float32, bfloat16 or float16")
     if tensor.optional:
@@ -150,7 +157,7 @@ def documentation(law, kind):
             "One token of each sequence, [B, 1, ...], is what this is fastest for: decoding.",
         ]
     lines += ["", "Arguments:"]
-    lines += [_tensor_line(tensor, tensor.name) for tensor in law.inputs]
+    lines += [_tensor_line(tensor, tensor.name, kind) for tensor in law.inputs]
     if kind == CALL and keeps_state(law):
         lines.append("    output_final_state: whether states are returned (default: False)")
     for attribute in law.attributes:

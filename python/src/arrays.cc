@@ -69,6 +69,11 @@ Framework framework_of(nb::handle like) {
 GivenArray::GivenArray(nb::handle object, std::string_view call, std::string_view name) {
   const auto what = [&] { return std::string(call) + ": " + std::string(name); };
   nb::object source = nb::borrow(object);
+  if (framework_of(object) == Framework::kTorch &&
+      nb::cast<bool>(nb::getattr(object, "requires_grad", nb::bool_(false)))) {
+    refuse(what() + " requires a gradient, which this function would lose: call the one of " +
+           "ouzel.torch, or pass the tensor's detach()");
+  }
   if (!nb::try_cast(source, array_)) {
     const bool bfloat16 = is_numpy_bfloat16(source);
     if (bfloat16) source = source.attr("view")("uint16");

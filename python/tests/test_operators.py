@@ -245,6 +245,12 @@ def test_steps_update_states():
         golden.check(dict(zip(got, [whole, *final])), got, OUTPUT_BOUND)
 
 
+def test_a_step_says_what_it_updates():
+    text = ouzel.gated_delta_rule.step.__doc__
+    assert "initial_state: [N, HV, K, V], float32, updated in place" in text
+    assert "initial_z: [N, HV, F], float32, updated in place" in ouzel.linear_attention.step.__doc__
+
+
 def test_what_a_step_does_not_take():
     q = k = v = sample((1, 1, 2, 4))
     state = np.zeros((1, 2, 4, 4), np.float32)

@@ -59,6 +59,14 @@ def test_golden_files(path):
     golden.check(expected, gradients, GRADIENT_BOUND)
 
 
+
+def test_functions_without_gradients_take_no_tensor_that_needs_one():
+    q, k, v = (sample((1, 3, 1, 4)) for _ in range(3))
+    with pytest.raises(ouzel.InvalidArgumentError, match="retention: k requires a gradient.*torch"):
+        ouzel.retention(q, k.requires_grad_(), v)
+    ouzel.retention(q, k.detach(), v)
+
+
 def test_every_operator_with_a_backward_is_here():
     for law in ouzel.laws().values():
         assert hasattr(ouzel.torch, law.name) == any(tensor.gradient for tensor in law.inputs)
