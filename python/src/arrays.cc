@@ -110,6 +110,10 @@ GivenArray::GivenArray(nb::handle object, std::string_view call, std::string_vie
     tensor_.extent[i] = static_cast<std::int64_t>(array_.shape(i));
     tensor_.stride[i] = array_.stride(i);
   }
+  // PyTorch's tensors of zeros without storage, for one.
+  if (tensor_.data == nullptr && array_.size() != 0) {
+    refuse(what() + " has a shape, but no memory that holds its numbers; pass a copy of it");
+  }
 }
 
 void GivenArray::check_writable(nb::handle object, std::string_view call, std::string_view name) {

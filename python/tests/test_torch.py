@@ -205,6 +205,13 @@ def test_what_is_not_taken():
         ouzel.torch.retention(q, k, v, scael=1)
 
 
+def test_tensors_of_zeros_without_memory_are_refused():
+    q, k, v = triple((1, 5, 2, 4))
+    zeros = torch._efficientzerotensor((1, 5, 2, 4))
+    with pytest.raises(ouzel.InvalidArgumentError, match="retention: k has a shape, but no memory"):
+        ouzel.torch.retention(q, zeros, v)
+
+
 def test_tensors_changed_before_the_backward_pass_are_noticed():
     q, k, v = triple(grad=True)
     o = ouzel.torch.retention(q, k * 1, v)[0]

@@ -126,5 +126,3 @@ def test_modes_and_tracers_see_the_call():
         o, state = ouzel.torch.retention(x, x, x, output_final_state=True)
     assert o.shape == x.shape and o.dtype == x.dtype
     assert state.shape == (1, 2, 4, 4) and state.dtype == torch.float32
-    with pytest.raises(RuntimeError, match="Batching rule not implemented for ouzel::retention"):
-        torch.func.vmap(lambda *x: ouzel.torch.retention(*x)[0])(q[None], k[None], v[None])

@@ -52,6 +52,18 @@ def test_norms(shape):
     same(norm, lambda p, x, g: rms(x, 1e-5) * p["weight"] * torch.sigmoid(g), x, g)
 
 
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8), (0, 3, 8), (2, 0, 3, 8), (2, 3, 0, 8),
+                                   (2, 0, 1, 3, 8)])  # fmt: skip
+def test_norms_of_no_tokens(shape):
+    x = torch.zeros(shape, requires_grad=True)
+    norm = ouzel.torch.RMSNorm(8)
+    y = norm(x)
+    assert y.shape == x.shape
+    y.sum().backward()
+    assert x.grad.shape == x.shape and not norm.weight.grad.any()
+    assert ouzel.torch.FusedRMSNormGated(8)(x, x).shape == x.shape
+
+
 def test_residuals_of_norms():
     x, residual = sample((2, 7, 16), dtype=torch.bfloat16), sample((2, 7, 16), 1)
     norm = randomized(ouzel.torch.RMSNorm(16, dtype=torch.bfloat16))
@@ -88,6 +100,8 @@ def test_short_convolution():
         half = cache.bfloat16()  # of another type: not updated in place
         _, new = conv(x[:, :1], cache=half, output_final_state=True)
         assert new.dtype == torch.float32 and torch.equal(half, cache.bfloat16())
+    y, cache = conv(x[:, :0], output_final_state=True)
+    assert y.shape == (2, 0, 5) and not cache.any()
     residual, mask = sample((2, 9, 5), 1), torch.ones(2, 9)
     mask[0, :2] = 0
     assert torch.equal(conv(x, residual, mask)[0], conv(x * mask[..., None])[0] + residual)

@@ -1,6 +1,7 @@
 """The operators as autograd functions, written from the library's table as those of `ouzel` are."""
 
 import torch
+from torch.autograd import forward_ad as _forward_ad
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from .. import _core, _operators
@@ -19,6 +20,10 @@ class Operator:
         self.upstream = [output.gradient for output in _operators.upstream(law)]
         self.attributes = [attribute.name for attribute in law.attributes]
         self.packing = self.attributes.index("cu_seqlens") if "cu_seqlens" in self.attributes else None
+        conditions = " ".join([output.when for output in law.outputs]).split()
+        deciding = {condition.partition("=")[0].rstrip("!") for condition in conditions}
+        self.deciding = [i for i, name in enumerate(self.attributes) if name in deciding]
+        self.returned = {}  # names, by those attributes
         self.registered = None  # what compilers see
 
     def differentiates(self, tensor, attributes):
@@ -53,6 +58,7 @@ def export(operator, name, tensor):
 def compute(operator, tensors, attributes, states, context):
     """The outputs by name."""
     arrays = tuple([export(operator, *named) for named in zip(operator.inputs, tensors)])
+    attributes = numbered(operator, attributes)
     results = _core.outputs(operator.index, arrays, attributes, states, context)
     return {n: None if r is None else from_dlpack(r) for n, r in results.items()}
 
@@ -61,44 +67,90 @@ def pull_back(operator, tensors, above, attributes, context, wanted):
     """The gradients of the inputs, in order, None where they are not wanted."""
     arrays = [export(operator, *named) for named in zip(operator.inputs, tensors)]
     arrays += [export(operator, *named) for named in zip(operator.upstream, above)]
+    attributes = numbered(operator, attributes)
     results = _core.vjp(operator.index, tuple(arrays), attributes, context, wanted)
     return [from_dlpack(results[n]) if w else None for n, w in zip(operator.gradients, wanted)]
 
 
-class _Differentiable(torch.autograd.Function):
+class _Function(torch.autograd.Function):
+    """A function that `compute`s, and `keep`s what its backward pass needs, without other derivatives."""
+
+    @classmethod
+    def of(cls, operator, *inputs):
+        return (cls.transformed if _any_transform() else cls).apply(operator, *inputs)
+
+    def __init_subclass__(cls):
+        if "compute" not in vars(cls):
+            return
+
+        def forward(ctx, *inputs):
+            results = cls.compute(*inputs)
+            cls.keep(ctx, inputs, results)
+            return results
+
+        # The form that PyTorch 1.13 knows, and that newer ones call in less time.
+        cls.forward = staticmethod(forward)
+        # The form that torch.func takes.
+        members = {"forward": staticmethod(cls.compute), "setup_context": staticmethod(cls.keep)}
+        cls.transformed = type(cls.__name__, (cls,), members)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        refuse_forward_mode(ctx.operator)
+
+    @staticmethod
+    def vmap(info, in_dims, operator, *inputs):
+        refuse_batching(operator)
+
+
+class Differentiable(_Function):
     """An operator with its backward pass."""
 
     @staticmethod
-    def forward(ctx, operator, attributes, states, context, *tensors):
-        results = compute(operator, tensors, attributes, states, context)
-        ctx.call = operator, attributes, context
-        ctx.above = [operator.above[name] for name in results]
+    def compute(operator, attributes, states, context, *tensors):
+        if operator.registered is not None and _is_traced(tensors):
+            return _call_registered(operator, tensors, attributes, states, context)
+        return tuple(compute(operator, tensors, attributes, states, context).values())
+
+    @staticmethod
+    def keep(ctx, inputs, results):
+        operator, attributes, _, context, *tensors = inputs
+        ctx.operator, ctx.rest = operator, (attributes, context)
+        ctx.above = [operator.above[name] for name in returned(operator, attributes)]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(
-            *(r for n, r in results.items() if r is not None and not operator.above[n])
+            *(r for r, above in zip(results, ctx.above) if r is not None and not above)
         )
-        return tuple(results.values())
 
     @staticmethod
     def backward(ctx, *results):
-        operator, attributes, context = ctx.call
         tensors, above = ctx.saved_tensors, dict(zip(ctx.above, results))
-        upstream = [above.get(name) for name in operator.upstream]
+        upstream = [above.get(name) for name in ctx.operator.upstream]
         wanted = ctx.needs_input_grad[4:]
-        gradients = pull_back(operator, tensors, upstream, attributes, context, wanted)
-        if torch.is_grad_enabled():
-            gradients = _Once.apply(operator, len(gradients), *gradients, *tensors, *results)
+        if torch.is_grad_enabled() or _any_transform():
+            gradients = _Once.of(ctx.operator, *ctx.rest, wanted, *tensors, *upstream)
+        else:
+            gradients = pull_back(ctx.operator, tensors, upstream, *ctx.rest, wanted)
         return None, None, None, None, *gradients
 
 
-class _Once(torch.autograd.Function):
-    """Passes gradients on as functions of what they were computed from, without a derivative."""
+class _Once(_Function):
+    """The backward pass as a function of what it computes from, without a derivative."""
 
     @staticmethod
-    def forward(ctx, operator, count, *tensors):
-        ctx.operator = operator
-        return tensors[:count]
+    def compute(operator, attributes, context, wanted, *tensors):
+        if operator.registered is not None and _is_traced(tensors):
+            gradients = iter(operator.registered.call_vjp(*tensors, *attributes, list(wanted)))
+            return tuple(next(gradients) if w else None for w in wanted)
+        count = len(operator.inputs)
+        return tuple(
+            pull_back(operator, tensors[:count], tensors[count:], attributes, context, wanted)
+        )
+
+    @staticmethod
+    def keep(ctx, inputs, gradients):
+        ctx.operator = inputs[0]
 
     @staticmethod
     def backward(ctx, *above):
@@ -106,6 +158,27 @@ class _Once(torch.autograd.Function):
             f"ouzel.torch.{ctx.operator.law.name} has no second derivative: differentiate it once, "
             "without create_graph=True where its gradients are to be differentiated again"
         )
+
+
+def refuse_forward_mode(operator):
+    raise NotImplementedError(
+        f"ouzel.torch.{operator.law.name} has no forward-mode derivative: differentiate it backward, as "
+        "torch.func.vjp, torch.func.grad and backward() do"
+    )
+
+
+def refuse_batching(operator):
+    raise NotImplementedError(
+        f"ouzel.torch.{operator.law.name} has no rule for torch.func.vmap, which jacobians use too: give "
+        "it the batch as the first axis of its tensors, or take jacobians with chunk_size=1"
+    )
+
+
+def any_tangent(tensors):
+    """Whether a forward-mode derivative is asked for."""
+    return _forward_ad._current_level >= 0 and any(
+        [isinstance(x, torch.Tensor) and _forward_ad.unpack_dual(x).tangent is not None for x in tensors]
+    )
 
 
 def given(operator, attributes, states):
@@ -116,6 +189,18 @@ def given(operator, attributes, states):
         for output in operator.law.outputs
         if _operators.holds(output.when, operator.law, values) and (states or not output.is_state)
     ]
+
+
+def returned(operator, attributes):
+    """The names of what a call returns: a state that it does not have is None."""
+    key = tuple([attributes[i] for i in operator.deciding])
+    if key not in operator.returned:
+        names = given(operator, attributes, True)
+        state = next((o.name for o in operator.law.outputs if o.is_state), None)
+        operator.returned[key] = [
+            o.name for o in operator.law.outputs if o.name in names or o.name == state
+        ]
+    return operator.returned[key]
 
 
 def _call_registered(operator, tensors, attributes, states, context):
@@ -130,9 +215,7 @@ def _call_registered(operator, tensors, attributes, states, context):
         attributes = (*attributes[:i], torch.tensor(attributes[i]), *attributes[i + 1 :])
     results = operator.registered.call(*tensors, *attributes, states)
     named = dict(zip(given(operator, attributes, states), results))
-    names = given(operator, attributes, True)
-    state = next((o.name for o in operator.law.outputs if o.is_state), None)
-    return tuple(named.get(o.name) for o in operator.law.outputs if o.name in names or o.name == state)
+    return tuple(named.get(name) for name in returned(operator, attributes))
 
 
 def numbered(operator, attributes):
@@ -162,8 +245,8 @@ def call(operator, tensors, attributes, states, context):
         results = _call_registered(operator, tensors, attributes, states, context)
         return results if len(results) > 1 else results[0]
     attributes = numbered(operator, attributes)
-    if with_gradients:
-        results = _Differentiable.apply(operator, attributes, states, context, *tensors)
+    if with_gradients or _any_transform() or any_tangent(tensors):
+        results = Differentiable.of(operator, attributes, states, context, *tensors)
     else:
         results = tuple(compute(operator, tensors, attributes, states, context).values())
     return results if len(results) > 1 else results[0]
@@ -176,6 +259,8 @@ def step(operator, tensors, attributes, context):
             f"{operator.law.name}: a step keeps nothing for a backward pass; call it under "
             "torch.no_grad(), or the operator itself with output_final_state=True"
         )
+    if any_tangent(tensors):
+        refuse_forward_mode(operator)
     states = {info.name: x for info, x in zip(operator.law.inputs, tensors) if info.is_state}
     if operator.registered is not None and (torch.compiler.is_compiling() or _is_traced(tensors)):
         results = _call_registered(operator, tensors, attributes, True, context)

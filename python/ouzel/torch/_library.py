@@ -80,6 +80,8 @@ class Registered:
             _library.define(f"{name}({arguments}) -> Tensor[]")
             _library.impl(name, body, "CPU")
             torch.library.register_fake(f"ouzel::{name}", fake, lib=_library)
+        # What torch.func meets first.
+        _library.impl(law.name, self.transform, "FuncTorchDynamicLayerFrontMode")
         torch.library.register_autograd(
             f"ouzel::{law.name}", self.backward, setup_context=self.setup_context, lib=_library
         )
@@ -88,9 +90,18 @@ class Registered:
 
     def forward(self, *arguments):
         tensors, (*attributes, states) = arguments[: self.inputs], arguments[self.inputs :]
-        attributes = _functions.numbered(self.operator, tuple(attributes))
-        results = _functions.compute(self.operator, tensors, attributes, states, None)
+        if _functions.any_tangent(tensors):
+            _functions.refuse_forward_mode(self.operator)
+        results = _functions.compute(self.operator, tensors, tuple(attributes), states, None)
         return [result for result in results.values() if result is not None]
+
+    def transform(self, *arguments):
+        """The call under torch.func, whose levels take it apart."""
+        tensors, (*attributes, states) = arguments[: self.inputs], arguments[self.inputs :]
+        results = _functions.Differentiable.of(
+            self.operator, tuple(attributes), states, None, *tensors
+        )
+        return [result for result in results if result is not None]
 
     def fake(self, *arguments):
         *attributes, states = arguments[self.inputs :]
@@ -114,8 +125,9 @@ class Registered:
     def vjp(self, *arguments):
         tensors, above = arguments[: self.inputs], arguments[self.inputs : self.above]
         *attributes, wanted = arguments[self.above :]
-        attributes = _functions.numbered(self.operator, tuple(attributes))
-        gradients = _functions.pull_back(self.operator, tensors, above, attributes, None, wanted)
+        gradients = _functions.pull_back(
+            self.operator, tensors, above, tuple(attributes), None, wanted
+        )
         return [gradient for gradient in gradients if gradient is not None]
 
     def fake_vjp(self, *arguments):

@@ -92,8 +92,9 @@ class _Norm(nn.Module):
         total = x.float() if residual_in_fp32 else x
         if residual is not None:
             total = total + residual
-        # The operator's axes are B, T, H and D.
-        shape = (1,) * (4 - x.dim()) + tuple(x.shape) if x.dim() <= 4 else (1, -1, 1, x.shape[-1])
+        # The operator's axes are B, T, H and D, of which T alone may be empty.
+        plain = x.dim() <= 4 and x.numel() > 0
+        shape = (1,) * (4 - x.dim()) + tuple(x.shape) if plain else (1, -1, 1, x.shape[-1])
         y = _rms_norm(
             total.reshape(shape),
             weight=self.weight,
