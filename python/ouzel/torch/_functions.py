@@ -23,7 +23,7 @@ class Operator:
         conditions = " ".join([output.when for output in law.outputs]).split()
         deciding = {condition.partition("=")[0].rstrip("!") for condition in conditions}
         self.deciding = [i for i, name in enumerate(self.attributes) if name in deciding]
-        self.returned = {}  # names, by those attributes
+        self.returned = {}  # gradients from above of what a call returns, by those attributes
         self.registered = None  # what compilers see
 
     def differentiates(self, tensor, attributes):
@@ -116,7 +116,7 @@ class Differentiable(_Function):
     def keep(ctx, inputs, results):
         operator, attributes, _, context, *tensors = inputs
         ctx.operator, ctx.rest = operator, (attributes, context)
-        ctx.above = [operator.above[name] for name in returned(operator, attributes)]
+        ctx.above = gradients_above(operator, attributes)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(
@@ -193,13 +193,16 @@ def given(operator, attributes, states):
 
 def returned(operator, attributes):
     """The names of what a call returns: a state that it does not have is None."""
+    names = given(operator, attributes, True)
+    state = next((o.name for o in operator.law.outputs if o.is_state), None)
+    return [o.name for o in operator.law.outputs if o.name in names or o.name == state]
+
+
+def gradients_above(operator, attributes):
+    """The names of the gradients from above of what a call returns."""
     key = tuple([attributes[i] for i in operator.deciding])
     if key not in operator.returned:
-        names = given(operator, attributes, True)
-        state = next((o.name for o in operator.law.outputs if o.is_state), None)
-        operator.returned[key] = [
-            o.name for o in operator.law.outputs if o.name in names or o.name == state
-        ]
+        operator.returned[key] = [operator.above[name] for name in returned(operator, attributes)]
     return operator.returned[key]
 
 
