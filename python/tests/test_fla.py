@@ -220,6 +220,14 @@ def test_the_page_names_every_function():
     assert f"version {_table.PUBLISHED}" in told
 
 
+def test_the_first_example_of_the_page_works_as_pasted():
+    page = Path(__file__).resolve().parents[2] / "docs" / "fla.md"
+    example = page.read_text().split("```python\n")[1].split("```")[0]
+    space = {}
+    exec(compile(example, str(page), "exec"), space)
+    assert space["o"].shape == space["v"].shape
+
+
 def test_published_names_without_a_law():
     assert not set(_table.ABSENT) & set(ouzel.fla.__all__)
     with pytest.raises(AttributeError, match="no chunk_mesa_net: Ouzel has no such law.*naive.py"):

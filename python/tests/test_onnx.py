@@ -1,5 +1,7 @@
 """ouzel.onnx: the node tests of the onnx package, and models of our own, through its ReferenceEvaluator."""
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -40,6 +42,14 @@ def test_the_node_tests_of_onnx(case):
 def test_the_node_tests_are_there():
     assert sum("linear_attention" in name for name in CASES) >= 14
     assert sum("causal_conv" in name for name in CASES) >= 10
+
+
+def test_the_example_of_the_page_works_as_pasted():
+    page = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+    example = page.read_text().split("## ONNX")[1].split("```python\n")[1].split("```")[0]
+    space = {}
+    exec(compile(example, str(page), "exec"), space)
+    assert space["output"].shape == (1, 512, 256) and space["present_state"].shape == (1, 4, 64, 64)
 
 
 def model_of(op, inputs, **attributes):

@@ -89,6 +89,15 @@ def test_compiled_transforms(backend):
         compiled(lambda q: torch.func.jvp(loss, (q,), (q,)))
 
 
+@registers
+def test_linearizations():
+    q, k, v = triple()
+    with pytest.raises(NotImplementedError, match=FORWARD):
+        torch.func.linearize(lambda q: retention(q, k, v), q)
+    o, product = torch.func.linearize(lambda x: retention(q, k, v) * x.sum(), k)
+    assert torch.allclose(product(k), o)
+
+
 @transforms
 def test_gradients():
     inputs = gated()

@@ -242,13 +242,15 @@ def call(operator, tensors, attributes, states, context):
             asks = isinstance(x, torch.Tensor) and x.requires_grad
             if asks and not operator.differentiates(info, attributes):
                 operator.refuse(info.name, "has no gradient: pass it detached")
+    if any_tangent(tensors):
+        refuse_forward_mode(operator)
     # The question for a compiler stands in the frame that answers it: a frame that only asks would be
     # compiled by itself, to a yes.
     if operator.registered is not None and (torch.compiler.is_compiling() or _is_traced(tensors)):
         results = _call_registered(operator, tensors, attributes, states, context)
         return results if len(results) > 1 else results[0]
     attributes = numbered(operator, attributes)
-    if with_gradients or _any_transform() or any_tangent(tensors):
+    if with_gradients or _any_transform():
         results = Differentiable.of(operator, attributes, states, context, *tensors)
     else:
         results = tuple(compute(operator, tensors, attributes, states, context).values())

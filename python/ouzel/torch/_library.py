@@ -13,6 +13,7 @@ from . import _functions
 _TYPES = {"bool": "bool?", "int": "int?", "float": "float?", "str": "str?"}
 
 _library = torch.library.Library("ouzel", "DEF")
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 def _fake(operator, tensors, attributes, states):
@@ -90,7 +91,9 @@ class Registered:
 
     def forward(self, *arguments):
         tensors, (*attributes, states) = arguments[: self.inputs], arguments[self.inputs :]
-        if _functions.any_tangent(tensors):
+        # Under a tracer this key is excluded, and tensors cannot be asked.
+        asks = not _is_excluded(torch._C.DispatchKey.ADInplaceOrView)
+        if asks and _functions.any_tangent(tensors):
             _functions.refuse_forward_mode(self.operator)
         results = _functions.compute(self.operator, tensors, tuple(attributes), states, None)
         return [result for result in results.values() if result is not None]
