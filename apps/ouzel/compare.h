@@ -14,14 +14,14 @@ namespace ouzel::app {
 struct Comparison {
   std::string name;
   double error = 0;
-  double bound = 0;  // infinite: none
+  double bound = 0;   // infinite: none
   std::string fault;  // a shape that differs, or a value that is finite on one side only
 
   bool within() const { return fault.empty() && error <= bound; }
 };
 
-// Compares every result of which the file holds the truth. Truths beyond 1e37 only have to be met in
-// kind: a state may use them as a mark.
+// Compares every result of which the file holds the truth. Truths beyond 1e37 only have to be met
+// in kind: a state may use them as a mark.
 std::vector<Comparison> compare(const SafetensorsReader& file,
                                 const std::vector<NamedArray>& results, const Bounds& bounds);
 
