@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "ouzel/c.h"
 #include "ouzel/context.h"
 #include "ouzel/model.h"
+#include "tests/temp_folder.h"
 
 namespace ouzel::test {
 
@@ -86,13 +86,11 @@ struct ModelHandle {
     Model(own, config, 7).save(folder);
     EXPECT_EQ(ouzel_model_load(context, folder.c_str(), &handle), OUZEL_OK) << ouzel_last_error();
   }
-  ~ModelHandle() {
-    ouzel_model_destroy(handle);
-    std::filesystem::remove_all(folder);
-  }
+  ~ModelHandle() { ouzel_model_destroy(handle); }
   ModelHandle(const ModelHandle&) = delete;
   ModelHandle& operator=(const ModelHandle&) = delete;
-  std::string folder = testing::TempDir() + "c_api_model";
+  const TempFolder temporary;
+  const std::string folder = temporary.path();
   ouzel_model* handle = nullptr;
 };
 

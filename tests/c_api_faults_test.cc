@@ -193,7 +193,7 @@ TEST(CApiFaults, NullHandlesAndPlaces) {
   const std::int32_t token = 72;
   std::int32_t equal = 0;
   std::array<float, 256> logits;
-  const std::string folder = model.folder, path = testing::TempDir() + "c_api_null.state";
+  const std::string folder = model.folder, path = model.temporary / "null.state";
   ouzel_model* no_model = nullptr;
   ouzel_state* no_state = nullptr;
   ouzel_generator* no_generator = nullptr;
@@ -293,11 +293,10 @@ TEST(CApiFaults, StatesAndTokensOfModels) {
   EXPECT_EQ(ouzel_state_capacity(states[0]), 4);
   expect_failure(ouzel_state_create(model.handle, std::int64_t{1} << 50, &none),
                  OUZEL_OUT_OF_MEMORY, "");
-  const std::string path = testing::TempDir() + "c_api_faults.state";
+  const std::string path = model.temporary / "saved.state";
   ASSERT_EQ(ouzel_state_save(states[0], path.c_str()), OUZEL_OK);
   expect_failure(ouzel_state_load(model.handle, path.c_str(), kHuge, &none), OUZEL_INVALID_ARGUMENT,
                  "a state's capacity of");
-  std::filesystem::remove(path);
   for (ouzel_state* state : states) ouzel_state_destroy(state);
 }
 

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <string>
 #include <thread>
@@ -297,7 +296,8 @@ TEST(CApi, StreamsGoOnFromSavedStates) {
   const ContextHandle context;
   ouzel_generator *generator = nullptr, *again = nullptr;
   ouzel_state *state = nullptr, *copy = nullptr, *loaded = nullptr;
-  const std::string path = testing::TempDir() + "c_api.state";
+  const TempFolder folder;
+  const std::string path = folder / "saved.state";
   ouzel_sampling sampling{};
   sampling.size = sizeof(sampling);
   ASSERT_EQ(ouzel_sampling_defaults(&sampling), OUZEL_OK);
@@ -335,7 +335,6 @@ TEST(CApi, StreamsGoOnFromSavedStates) {
   expect_failure(ouzel_generator_generate(again, 20, throws, nullptr, nullptr), OUZEL_INTERNAL,
                  "exception");
 
-  std::filesystem::remove(path);
   for (ouzel_state* held : {state, copy, loaded}) ouzel_state_destroy(held);
   ouzel_generator_destroy(generator);
   ouzel_generator_destroy(again);

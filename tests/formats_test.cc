@@ -22,6 +22,7 @@
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
 #include "tests/errors.h"
+#include "tests/temp_folder.h"
 
 namespace ouzel {
 namespace {
@@ -32,14 +33,7 @@ using test::expect_error;
 // A folder of its own for each test.
 class Formats : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "ouzel-formats-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string path(const std::string& name) const { return folder_ / name; }
 
   std::string put(const std::string& content, const std::string& name = "f.safetensors") const {
     std::ofstream(path(name), std::ios::binary) << content;
@@ -57,13 +51,13 @@ class Formats : public testing::Test {
 
   std::vector<std::string> names() const {
     std::vector<std::string> list;
-    for (const auto& entry : fs::directory_iterator(folder_)) {
+    for (const auto& entry : fs::directory_iterator(folder_.path())) {
       list.push_back(entry.path().filename().string());
     }
     return list;
   }
 
-  fs::path folder_;
+  test::TempFolder folder_;
 };
 
 void expect_bad(const std::string& path, const std::string& part) {
@@ -261,7 +255,7 @@ TEST_F(Formats, OverlapsDuplicatesAndMetadataAreChecked) {
 
 TEST_F(Formats, OnlyRegularFilesAreOpened) {
   expect_error(ErrorKind::kIo, "No such file", [&] { SafetensorsReader r(path("missing")); });
-  expect_bad(folder_.string(), "a folder");
+  expect_bad(folder_.path(), "a folder");
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
   expect_bad(path("pipe"), "a pipe or device");  // and does not wait for a writer
   expect_bad("/dev/zero", "a pipe or device");
@@ -339,7 +333,7 @@ TEST_F(Formats, ReadFileTakesPipesAndHeedsItsLimit) {
   expect_error(ErrorKind::kBadFile, "larger than",
                [&] { read_file(path("whole"), content.size() - 1); });
   expect_error(ErrorKind::kBadFile, "larger than", [] { read_file("/dev/zero", 1 << 20); });
-  expect_error(ErrorKind::kIo, "directory", [&] { read_file(folder_.string()); });
+  expect_error(ErrorKind::kIo, "directory", [&] { read_file(folder_.path()); });
   expect_error(ErrorKind::kIo, "No such file", [&] { read_file(path("missing")); });
   EXPECT_NE(read_file("/proc/self/status").find("Name:"), std::string::npos);  // says size 0
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
@@ -375,7 +369,7 @@ TEST_F(Formats, AtomicFileFollowsLinksAndWritesDevicesDirectly) {
   EXPECT_EQ(read_file(path("target")), "new");
   write_file("/dev/null", "gone");
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
-  expect_error(ErrorKind::kIo, "directory", [&] { write_file(folder_.string(), "x"); });
+  expect_error(ErrorKind::kIo, "directory", [&] { write_file(folder_.path(), "x"); });
   expect_error(ErrorKind::kIo, "No such file", [&] { write_file(path("no/where"), "x"); });
 }
 

@@ -3,18 +3,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "ouzel/error.h"
 #include "ouzel/generate.h"
 #include "ouzel/model.h"
+#include "tests/temp_folder.h"
 
 namespace ouzel {
 namespace {
@@ -65,18 +64,6 @@ std::string prompt(std::size_t size) {
   return text;
 }
 
-class TemporaryFile {
- public:
-  TemporaryFile()
-      : path_(std::filesystem::temp_directory_path() /
-              ("ouzel-generate-" + std::to_string(::getpid()) + ".state")) {}
-  ~TemporaryFile() { std::filesystem::remove(path_); }
-  std::string path() const { return path_.string(); }
-
- private:
-  std::filesystem::path path_;
-};
-
 // What `call` throws: "KIND: sentence"; "" for nothing.
 template <class Call>
 std::string error_of(Call&& call) {
@@ -113,9 +100,9 @@ TEST(Generator, GoesOnBitForBitFromEverySplit) {
         Generator first(context, model, kWild);
         first.read(prompt(70));
         const std::string before = generated(first, split);
-        TemporaryFile file;
-        first.state().save(file.path());
-        Generator second(context, model, model.load_state(file.path()));
+        const test::TempFolder folder;
+        first.state().save(folder / "saved.state");
+        Generator second(context, model, model.load_state(folder / "saved.state"));
         EXPECT_EQ(before + generated(second, kTokens - split), text) << "split at " << split;
         EXPECT_TRUE(second.state() == end) << "split at " << split;
       }
@@ -312,9 +299,9 @@ TEST(Generator, CachesOfSoftmaxLayersGrow) {
   EXPECT_TRUE(growing.state() == roomy.state());
   EXPECT_GT(growing.state_bytes(), before);
   EXPECT_LT(growing.state_bytes(), roomy.state_bytes());
-  TemporaryFile file;
-  growing.state().save(file.path());
-  Generator loaded(context, model, model.load_state(file.path()));
+  const test::TempFolder folder;
+  growing.state().save(folder / "saved.state");
+  Generator loaded(context, model, model.load_state(folder / "saved.state"));
   EXPECT_EQ(generated(loaded, 20), generated(roomy, 20));
 }
 
@@ -325,9 +312,9 @@ TEST(Generator, StatesOfOtherModelsAreRefused) {
   generator.read(prompt(20));
   const State state = generator.state();
   const std::string direct = error_of([&] { Generator(context, model, state); });
-  TemporaryFile file;
-  state.save(file.path());
-  const std::string loaded = error_of([&] { model.load_state(file.path()); });
+  const test::TempFolder folder;
+  state.save(folder / "saved.state");
+  const std::string loaded = error_of([&] { model.load_state(folder / "saved.state"); });
   EXPECT_TRUE(direct.starts_with(begins(ErrorKind::kInvalidArgument))) << direct;
   EXPECT_TRUE(loaded.starts_with(begins(ErrorKind::kBadFile))) << loaded;
   for (const std::string& sentence : {direct, loaded}) {

@@ -18,24 +18,10 @@
 #include "tests/compare.h"
 #include "tests/count_allocations.h"
 #include "tests/model_cases.h"
+#include "tests/temp_folder.h"
 
 namespace ouzel {
 namespace {
-
-// A folder that is removed at the end.
-class Folder {
- public:
-  Folder() {
-    std::string pattern = ::testing::TempDir() + "/ouzel_model_XXXXXX";
-    path_ = mkdtemp(pattern.data());
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // Logits of one sequence, fed in pieces of the given lengths.
 std::vector<float> run_pieces(const Model& model, Context& context,
@@ -208,7 +194,7 @@ TEST(Model, SavesAndLoads) {
   Context context({.threads = 2});
   for (const auto& [name, config] : test::model_cases()) {
     SCOPED_TRACE(name);
-    const Folder folder;
+    const test::TempFolder folder;
     const Model model(context, config, 5);
     model.save(folder / "model");
     const Model again = Model::load(context, folder / "model");
@@ -262,7 +248,7 @@ TEST(Model, LoadsFilesOfOtherWriters) {
   Context context({.threads = 2});
   const ModelConfig config = test::model_cases()[1].config;
   const Model model(context, config, 5);
-  const Folder folder;
+  const test::TempFolder folder;
   model.save(folder.path());
   std::filesystem::remove(folder / "model.safetensors");
 
@@ -320,7 +306,7 @@ TEST(Model, LoadsFilesOfOtherWriters) {
 TEST(Model, NamesEveryWrongTensor) {
   Context context({.threads = 1});
   const Model model(context, test::model_cases()[0].config, 5);
-  const Folder folder;
+  const test::TempFolder folder;
   model.save(folder.path());
   std::vector<TensorToWrite> tensors;
   const std::vector<std::int32_t> numbers(200, 1);
@@ -448,7 +434,7 @@ TEST(State, GoesThroughAFile) {
   Context context({.threads = 2});
   for (const auto& [name, config] : test::model_cases()) {
     SCOPED_TRACE(name);
-    const Folder folder;
+    const test::TempFolder folder;
     const Model model(context, config, 5);
     const auto tokens = test::random_tokens(40, config.vocab_size, 1);
     const std::vector<std::int32_t> head(tokens.begin(), tokens.begin() + 25),

@@ -19,6 +19,7 @@
 #include "src/formats/safetensors.h"
 #include "src/models/state_file.h"
 #include "tests/model_cases.h"
+#include "tests/temp_folder.h"
 
 namespace ouzel {
 namespace {
@@ -26,17 +27,14 @@ namespace {
 class Training : public ::testing::Test {
  protected:
   Training() {
-    std::string pattern = ::testing::TempDir() + "/ouzel_train_XXXXXX";
-    folder_ = mkdtemp(pattern.data());
     std::string text;
     Random random(1);
     const char* words[] = {"water ", "bird ", "stone ", "runs ", "over ", "the "};
     while (text.size() < 6000) text += words[random.below(6)];
     write_file(path("text"), text);
   }
-  ~Training() override { std::filesystem::remove_all(folder_); }
 
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string path(const std::string& name) const { return folder_ / name; }
 
   TrainOptions options(const std::string& type, const std::string& out) const {
     TrainOptions o;
@@ -85,7 +83,7 @@ class Training : public ::testing::Test {
     waitpid(child, &status, 0);
   }
 
-  std::string folder_;
+  test::TempFolder folder_;
 };
 
 std::vector<std::string> types() { return {"transformer", "linear_attn", "retnet"}; }
