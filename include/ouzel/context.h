@@ -33,9 +33,7 @@ struct ContextOptions {
   // true ends the call with Error(kCancelled).
   // Outputs are then unspecified; states that were passed in are untouched unless the output state
   // is the same memory.
-  std::function<bool()> cancelled;
-  // Told the done and total tasks of a long call, from the calling thread.
-  std::function<void(std::int64_t done, std::int64_t total)> progress;
+  std::function<bool()> cancelled = {};
   // Fills scratch memory with NaN before each use, so that reading what was never written shows.
   bool poison_scratch = false;
 };

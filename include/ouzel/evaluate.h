@@ -22,9 +22,9 @@ struct EvaluateOptions {
   // grows with the text.
   bool carried = true;
   // Given the carried run's losses in nats, in order: of tokens 1 ... n - 1.
-  std::function<void(std::span<const float>)> losses;
+  std::function<void(std::span<const float>)> losses = {};
   // Told the tokens read so far.
-  std::function<void(std::int64_t)> progress;
+  std::function<void(std::int64_t)> progress = {};
 };
 
 struct Evaluation {
@@ -32,7 +32,7 @@ struct Evaluation {
   // Mean over the tokens - 1 predictions; NaN where there are none or the run was not wanted.
   double bits_per_byte = 0;          // windows
   double bits_per_byte_carried = 0;  // one state
-  std::vector<float> logits;         // of the carried run after the last token
+  std::vector<float> logits = {};    // of the carried run after the last token
 };
 
 // `read` fills the memory that it is given as far as it likes and returns the bytes written; 0 ends

@@ -68,8 +68,8 @@ struct OUZEL_EXPORT ModelConfig {
   // Some layers with another mixer (a hybrid): `attn` in config.json, where an entry without
   // "model_type" is softmax attention, as in flash-linear-attention.
   struct Hybrid {
-    std::vector<std::int64_t> layers;
-    MixerConfig mixer;
+    std::vector<std::int64_t> layers = {};
+    MixerConfig mixer = {};
   };
 
   MixerConfig mixer;  // of every layer that `attn` does not name; its kind is the model type

@@ -19,7 +19,7 @@ struct Segment {
 // N sequences; states have N entries in this order. Segments must lie inside the arrays, and within
 // a batch row they must increase and not overlap.
 struct OUZEL_EXPORT Segments {
-  std::vector<Segment> list;
+  std::vector<Segment> list = {};
 
   // cu_seqlens = [0, ..., T]: N sequences packed along T of a batch of one. Throws
   // Error(kInvalidArgument) if it does not start at 0 or decreases.
