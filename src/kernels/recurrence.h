@@ -90,38 +90,38 @@ enum class TileMode {
   kRead,   // only read
 };
 
-// What a run of tiles does beside its arithmetic, for the next chunk: the inner loop has room for
-// loads and stores, and waiting for rows from memory would take a third of the time.
+// What tiles do beside their arithmetic, for the next chunk: the inner loop has room for loads and
+// stores, and waiting for rows from memory would take a third of the time.
 struct PrefetchColumn {  // of cache lines, a line a token, into the second-level cache
   const float* first = nullptr;
   std::int64_t stride = 0;
 };
-// Packing a chunk of 64 tokens, a piece of 16 keys of q and k or of 32 values at a time, in the
-// order of rows: rows a multiple of 4 KiB apart share few sets of the caches, and a column of them
-// would wait for itself.
+// Packing the next chunk of heads whose rows lie side by side, in the order of memory: token by
+// token, 16 keys of q and k or 32 values at a time.
 struct PackAhead {
-  const float *q = nullptr, *k = nullptr, *v = nullptr;
+  const float *q = nullptr, *k = nullptr, *v = nullptr;  // the first head's
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0;
-  ElementMap map = ElementMap::kIdentity;  // of q and k
-  const float* k_factor = nullptr;         // [64], or null: 1
-  float *keyed = nullptr, *slabbed = nullptr;
-  std::int64_t key_pieces = 0, value_pieces = 0;  // of a token
-  std::int64_t prefetch_rows = 0;                 // ahead; of those that there are:
-  std::int64_t last_row = 0;
-  // The normaliser, as in PackKeyedArgs; finish_pack_ahead completes it.
+  ElementMap map = ElementMap::kIdentity;      // of q and k
+  const float* k_factor = nullptr;             // [heads][64], or null: 1
+  float *keyed = nullptr, *slabbed = nullptr;  // of the heads one after the other
+  std::int64_t heads = 1;
+  std::int64_t key_pieces = 0, value_pieces = 0;  // of a head's row
+  std::int64_t tokens = 0;                        // 0: nothing to pack
+  std::int64_t rows_left = 0;                     // from the first on; they are fetched ahead:
+  std::int64_t rows_ahead = 1;
+  // The normaliser, as in PackKeyedArgs: [heads][keys] and [heads][64].
   float *z = nullptr, *z_residue = nullptr, *den = nullptr;
-  float* den_parts = nullptr;         // [64][16]
-  std::int64_t tokens = 0;            // 64, or 0: nothing to pack
-  std::int64_t token = 0, piece = 0;  // the next
+  float* den_parts = nullptr;  // [heads][64][16]
+  // How far it has come.
+  std::int64_t key_token = 0, key_piece = 0, value_token = 0, value_piece = 0;
 };
 struct Meanwhile {
   PackAhead pack;
-  std::int64_t period = 1;  // tokens of a tile between two pieces, or two lines; a power of two
   const PrefetchColumn* prefetch = nullptr;
-  std::int64_t prefetch_count = 0;
-  std::int64_t prefetch_part = 0;  // tiles that the column being fetched has had; of `period`
+  std::int64_t prefetch_count = 0, prefetch_line = 0;  // columns left; lines that the first has had
 };
-void finish_pack_ahead(Isa isa, const PackAhead& pack);
+// Packs what is left, and completes z and den.
+void finish_pack_ahead(Isa isa, PackAhead& pack);
 
 // One slab over one block of tokens. The state is multiplied by `enter` before the first token and
 // by `leave` after the last; a factor of exactly 0 clears it, even of NaN.
@@ -136,8 +136,8 @@ struct TileArgs {
   float* partial = nullptr;       // [tokens][32], scratch
   float* out = nullptr;           // rows of `width` numbers
   std::int64_t out_stride = 0, width = 0;
-  bool stream = false;             // out past the caches: rows of whole lines; see finish_streams
-  Meanwhile* meanwhile = nullptr;  // with blocks of 64 tokens only
+  bool stream = false;  // out past the caches: rows of whole lines; see finish_streams
+  Meanwhile* meanwhile = nullptr;
 };
 void recurrence_tile(Isa isa, const TileArgs& args);
 // Orders streamed rows before whatever the thread stores next: call it before others are told.
@@ -162,12 +162,9 @@ struct LongArgs {
   float* out = nullptr;           // null: only write
   std::int64_t out_stride = 0, width = 0;
   bool stream = false;
-  Meanwhile* meanwhile = nullptr;  // its packing alone, with 64 tokens
-  const PrefetchColumn* prefetch = nullptr;
-  std::int64_t prefetch_count = 0;
+  Meanwhile* meanwhile = nullptr;
 };
-// Returns how many columns it has prefetched.
-std::int64_t recurrence_long(Isa isa, const LongArgs& args);
+void recurrence_long(Isa isa, const LongArgs& args);
 
 // The normaliser's sum, a vector of 8 `blocks` numbers: z += k_t, den_t = q_t . z. Written from
 // zero over the chunk and added to z in two parts, so that long sums stay exact.

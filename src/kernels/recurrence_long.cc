@@ -171,7 +171,7 @@ HWY_INLINE void read_tile(const LongArgs& a, const V (&s)[kTileKeys][kVectors], 
 // One block of keys over up to 16 tokens: reads S, then adds their sum to it.
 template <bool kRead, int kVectors, bool kLast, Beside kBeside>
 HWY_INLINE void long_tile(const LongArgs& a, std::int64_t t0, int tokens, std::int64_t key,
-                          std::int64_t column, const PrefetchColumn& next) {
+                          std::int64_t column) {
   const D d;
   const float* keyed =
       a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock + t0 * kKeyedPitch;
@@ -185,23 +185,16 @@ HWY_INLINE void long_tile(const LongArgs& a, std::int64_t t0, int tokens, std::i
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Load(d, state + i * kSlab + j * kLanes);
     }
-    const auto beside = [&](int t) HWY_ATTR {
-      if constexpr (kBeside == Beside::kPrefetch) {
-        __builtin_prefetch(next.first + (t0 + t) * next.stride, 0, 2);
-      } else {
-        Meanwhile& m = *a.meanwhile;
-        if ((t & (m.period - 1)) == 0) pack_next<kBeside>(m.pack, m.pack.token, m.pack.piece);
-      }
-    };
+    Pieces<kBeside> pieces(a.meanwhile, tokens / kTogether);
     int t = 0;
-    for (; t + kTogether <= tokens; t += kTogether) {
-      for (int u = 0; u < kTogether; ++u) beside(t + u);
+    for (; t < kTogether * pieces.count; t += kTogether) {
+      pieces.next();
       read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);
     }
-    for (; t < tokens; ++t) {
-      beside(t);
-      read_tile<kVectors, kLast, 1>(a, s, keyed, t0, t, column);
+    for (; t + kTogether <= tokens; t += kTogether) {
+      read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);
     }
+    for (; t < tokens; ++t) read_tile<kVectors, kLast, 1>(a, s, keyed, t0, t, column);
   }
   V sum[kTileKeys][kVectors];
   OUZEL_UNROLL
@@ -250,9 +243,8 @@ void decay(const LongArgs& a) {
 }
 
 template <bool kRead, int kVectors>
-void long_columns(const LongArgs& a, std::int64_t column, std::int64_t& prefetched) {
+void long_columns(const LongArgs& a, std::int64_t column) {
   const std::int64_t keys = a.key_blocks * kKeyBlock;
-  const std::int64_t first = prefetched;
   for (std::int64_t t = 0; t < a.tokens; t += kLongChunk) {
     const int tokens = static_cast<int>(HWY_MIN(kLongChunk, a.tokens - t));
     if constexpr (kRead) {
@@ -266,36 +258,29 @@ void long_columns(const LongArgs& a, std::int64_t column, std::int64_t& prefetch
         recent_rows<1, kVectors>(scores, values, a.partial + column, row);
       }
     }
-    // Each block of keys prefetches its column for these 16 tokens.
-    prefetched = first;
     for (std::int64_t key = 0; key < keys; key += kTileKeys) {
-      PrefetchColumn next{a.partial, 0};
-      if (prefetched < a.prefetch_count) next = a.prefetch[prefetched++];
       const auto tile = [&]<Beside kBeside>() HWY_ATTR {
         if (key + kTileKeys < keys) {
-          long_tile<kRead, kVectors, false, kBeside>(a, t, tokens, key, column, next);
+          long_tile<kRead, kVectors, false, kBeside>(a, t, tokens, key, column);
         } else {
-          long_tile<kRead, kVectors, true, kBeside>(a, t, tokens, key, column, next);
+          long_tile<kRead, kVectors, true, kBeside>(a, t, tokens, key, column);
         }
       };
       if constexpr (kRead && kVectors == 2) {
         with_beside(a.meanwhile, tile);
       } else {
-        tile.template operator()<Beside::kPrefetch>();
+        tile.template operator()<Beside::kNothing>();
       }
     }
   }
 }
 
 template <bool kRead>
-std::int64_t long_slab(const LongArgs& a) {
-  std::int64_t column = 0, prefetched = 0;
-  for (; column + kLanes < a.width; column += 2 * kLanes) {
-    long_columns<kRead, 2>(a, column, prefetched);
-  }
-  if (column < a.width) long_columns<kRead, 1>(a, column, prefetched);
+void long_slab(const LongArgs& a) {
+  std::int64_t column = 0;
+  for (; column + kLanes < a.width; column += 2 * kLanes) long_columns<kRead, 2>(a, column);
+  if (column < a.width) long_columns<kRead, 1>(a, column);
   if (a.leave_minus_1 != 0.0f) decay(a);
-  return prefetched;
 }
 
 }  // namespace
@@ -307,8 +292,8 @@ void RecurrenceScores(std::int64_t tokens, std::int64_t key_blocks, const float*
   }
 }
 
-std::int64_t RecurrenceLong(const LongArgs& a) {
-  return a.out != nullptr ? long_slab<true>(a) : long_slab<false>(a);
+void RecurrenceLong(const LongArgs& a) {
+  a.out != nullptr ? long_slab<true>(a) : long_slab<false>(a);
 }
 
 }  // namespace ouzel::HWY_NAMESPACE
@@ -324,8 +309,6 @@ void recurrence_scores(Isa isa, std::int64_t tokens, std::int64_t key_blocks, co
                        float* scores) {
   OUZEL_DISPATCH(isa, RecurrenceScores)(tokens, key_blocks, keyed, scores);
 }
-std::int64_t recurrence_long(Isa isa, const LongArgs& args) {
-  return OUZEL_DISPATCH(isa, RecurrenceLong)(args);
-}
+void recurrence_long(Isa isa, const LongArgs& args) { OUZEL_DISPATCH(isa, RecurrenceLong)(args); }
 }  // namespace ouzel
 #endif

@@ -1,5 +1,7 @@
 // Packing of rows with their feature map, the adjoint of the map, and the vectors that go along
 // with a state: the normaliser and its adjoint.
+#include <utility>
+
 #include "src/kernels/recurrence.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -256,15 +258,28 @@ void PackKeyed(const PackKeyedArgs& a) {
       return pack_keyed_mapped<ElementMap::kRelu>(a);
   }
 }
-void FinishPackAhead(const PackAhead& p) {
+
+void FinishPackAhead(PackAhead& p) {
   const D d;
+  Meanwhile m;
+  std::swap(m.pack, p);
+  while (m.pack.key_token < m.pack.tokens || m.pack.value_token < m.pack.tokens) {
+    with_beside(&m, [&]<Beside kBeside>() HWY_ATTR {
+      Pieces<kBeside> pieces(&m, kChunk);
+      for (std::int64_t n = pieces.count; n > 0; --n) pieces.next();
+    });
+  }
+  std::swap(m.pack, p);
+  if (p.z == nullptr) return;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  for (std::int64_t i = 0; i < p.key_pieces * kKeyedPitch; i += lanes) {
+  for (std::int64_t i = 0; i < p.heads * p.key_pieces * kKeyedPitch; i += lanes) {
     auto residue = hn::Load(d, p.z_residue + i);
     hn::Store(two_sum(d, hn::Load(d, p.z + i), residue, residue), d, p.z + i);
     hn::Store(residue, d, p.z_residue + i);
   }
-  sum_parts(p.den_parts, p.den);
+  for (std::int64_t head = 0; head < p.heads; ++head) {
+    sum_parts(p.den_parts + head * kChunk * lanes, p.den + head * kChunk);
+  }
 }
 
 void PackSlabs(const PackArgs& a) { pack_mapped(a, kSlab, kSlabPitch); }
@@ -356,9 +371,7 @@ HWY_EXPORT(RowAdd);
 HWY_EXPORT(Multiply);
 
 void pack_keyed(Isa isa, const PackKeyedArgs& args) { OUZEL_DISPATCH(isa, PackKeyed)(args); }
-void finish_pack_ahead(Isa isa, const PackAhead& pack) {
-  OUZEL_DISPATCH(isa, FinishPackAhead)(pack);
-}
+void finish_pack_ahead(Isa isa, PackAhead& pack) { OUZEL_DISPATCH(isa, FinishPackAhead)(pack); }
 void pack_slabs(Isa isa, const PackArgs& args) { OUZEL_DISPATCH(isa, PackSlabs)(args); }
 void pack_dense(Isa isa, const PackArgs& args) { OUZEL_DISPATCH(isa, PackDense)(args); }
 void map_adjoint(Isa isa, const MapAdjointArgs& args) { OUZEL_DISPATCH(isa, MapAdjoint)(args); }

@@ -86,85 +86,197 @@ HWY_INLINE void store_keyed(D d, Vec q, Vec k, float* out) {
 #endif
 }
 
-// The next piece of a chunk that is packed meanwhile.
-template <ElementMap kMap>
-HWY_INLINE void pack_piece(const PackAhead& p, std::int64_t token, std::int64_t piece) {
-  using D = hn::ScalableTag<float>;
-  using V = hn::Vec<D>;
-  constexpr std::int64_t kLanes = HWY_LANES(float);
-  constexpr std::int64_t kStoreLead = 2;  // tokens
-  const D d;
-  const std::int64_t later = HWY_MIN(token + p.prefetch_rows, p.last_row);
-  if (piece < p.key_pieces) {
-    const std::int64_t key = piece * kKeyedPitch;
-    const float* q = p.q + token * p.q_stride + key;
-    const float* k = p.k + token * p.k_stride + key;
-    __builtin_prefetch(p.q + later * p.q_stride + key, 0, 2);
-    __builtin_prefetch(p.k + later * p.k_stride + key, 0, 2);
-    float* out = p.keyed + piece * 2 * kKeyedBlockPitch + token * kKeyedPitch;
-    // Stores wait for their lines one by one: 2 % of the time.
-    __builtin_prefetch(out + kStoreLead * kKeyedPitch, 0, 3);
-    __builtin_prefetch(out + kStoreLead * kKeyedPitch + kKeyedBlockPitch, 0, 3);
+// What is done beside the arithmetic. kKeys copies; the others may map, multiply and normalise.
+enum class Beside { kNothing, kPrefetch, kValues, kKeys, kKeysPlain, kKeysElu1, kKeysRelu };
+
+inline constexpr ElementMap map_of(Beside beside) {
+  return beside == Beside::kKeysElu1   ? ElementMap::kElu1
+         : beside == Beside::kKeysRelu ? ElementMap::kRelu
+                                       : ElementMap::kIdentity;
+}
+
+// Up to `most` pieces of what is left to do; `count` calls of next() do them.
+template <Beside kBeside>
+class Pieces {
+ public:
+  HWY_INLINE Pieces(const Meanwhile*, std::int64_t) {}
+  HWY_INLINE void next() {}
+  static constexpr std::int64_t count = 0;
+};
+
+// Two lines a piece.
+template <>
+class Pieces<Beside::kPrefetch> {
+ public:
+  HWY_INLINE Pieces(Meanwhile* m, std::int64_t most)
+      : stride_(m->prefetch->stride),
+        line_(m->prefetch->first + m->prefetch_line * stride_),
+        count(HWY_MIN(most, (kChunk - m->prefetch_line) / 2)) {
+    m->prefetch_line += 2 * count;
+    if (m->prefetch_line < kChunk) return;
+    m->prefetch_line = 0;
+    ++m->prefetch;
+    --m->prefetch_count;
+  }
+  HWY_INLINE void next() {
+    __builtin_prefetch(line_, 0, 2);
+    __builtin_prefetch(line_ + stride_, 0, 2);
+    line_ += 2 * stride_;
+  }
+
+ private:
+  std::int64_t stride_;
+  const float* line_;
+
+ public:
+  std::int64_t count;
+};
+
+// `pieces` of the rest of a chunk, of rows of `row` pieces, from (token, piece) on, which move on.
+HWY_INLINE std::int64_t take_pieces(std::int64_t tokens, std::int64_t row, std::int64_t most,
+                                    std::int64_t& token, std::int64_t& piece) {
+  const std::int64_t count = HWY_MIN(most, (tokens - token) * row - piece);
+  for (piece += count; piece >= row; piece -= row) ++token;
+  return count;
+}
+
+template <>
+class Pieces<Beside::kValues> {
+ public:
+  HWY_INLINE Pieces(Meanwhile* m, std::int64_t most) : pack_(m->pack), token_(pack_.value_token) {
+    const std::int64_t row = pack_.heads * pack_.value_pieces, piece = pack_.value_piece;
+    left_ = row - piece;
+    begin_row(piece);
+    count = take_pieces(pack_.tokens, row, most, m->pack.value_token, m->pack.value_piece);
+  }
+  HWY_INLINE void next() {
+    using D = hn::ScalableTag<float>;
+    const D d;
+    __builtin_prefetch(v_ + ahead_, 0, 2);
+    __builtin_prefetch(v_ + ahead_ + kSlab / 2, 0, 2);
     OUZEL_UNROLL
-    for (std::int64_t i = 0; i < kKeyedPitch; i += kLanes) {
-      const V x = mapped<kMap>(d, hn::LoadU(d, q + i));
-      V y = mapped<kMap>(d, hn::LoadU(d, k + i));
-      if (p.k_factor != nullptr) y = hn::Mul(y, hn::Set(d, p.k_factor[token]));
-      store_keyed<true, true>(d, x, y, out + i / kKeyBlock * kKeyedBlockPitch + i % kKeyBlock);
-      if (p.z != nullptr) {
-        float* residue = p.z_residue + key + i;
-        float* part = p.den_parts + token * kLanes;
-        const V recent = hn::Add(hn::Load(d, residue), y);
-        hn::Store(recent, d, residue);
-        const V z = hn::Add(hn::Load(d, p.z + key + i), recent);
-        hn::Store(hn::MulAdd(x, z, hn::Load(d, part)), d, part);
+    for (std::int64_t i = 0; i < kSlab; i += HWY_LANES(float)) {
+      hn::Store(hn::LoadU(d, v_ + i), d, out_ + i);
+    }
+    v_ += kSlab;
+    out_ += kSlabPitch;
+    if (--left_ != 0) return;
+    left_ = pack_.heads * pack_.value_pieces;
+    ++token_;
+    begin_row(0);
+  }
+
+ private:
+  HWY_INLINE void begin_row(std::int64_t piece) {
+    v_ = pack_.v + token_ * pack_.v_stride + piece * kSlab;
+    out_ = pack_.slabbed + token_ * kSlab + piece * kSlabPitch;
+    ahead_ = HWY_MIN(pack_.rows_ahead, pack_.rows_left - 1 - token_) * pack_.v_stride;
+  }
+  const PackAhead& pack_;
+  std::int64_t token_, left_, ahead_;
+  const float* v_;
+  float* out_;
+
+ public:
+  std::int64_t count;
+};
+
+template <Beside kBeside>
+  requires(kBeside >= Beside::kKeys)
+class Pieces<kBeside> {
+ public:
+  HWY_INLINE Pieces(Meanwhile* m, std::int64_t most) : pack_(m->pack), token_(pack_.key_token) {
+    const std::int64_t row = pack_.heads * pack_.key_pieces, piece = pack_.key_piece;
+    begin_row(piece);
+    count = take_pieces(pack_.tokens, row, most, m->pack.key_token, m->pack.key_piece);
+  }
+  HWY_INLINE void next() {
+    const D d;
+    __builtin_prefetch(q_ + q_ahead_, 0, 2);
+    __builtin_prefetch(k_ + k_ahead_, 0, 2);
+    OUZEL_UNROLL
+    for (std::int64_t i = 0; i < kKeyedPitch; i += HWY_LANES(float)) {
+      const V x = mapped<map_of(kBeside)>(d, hn::LoadU(d, q_ + i));
+      V y = mapped<map_of(kBeside)>(d, hn::LoadU(d, k_ + i));
+      if constexpr (kBeside != Beside::kKeys) {
+        if (pack_.k_factor != nullptr) y = hn::Mul(y, hn::Set(d, pack_.k_factor[at_]));
+        if (pack_.z != nullptr) add_to_normaliser(i, x, y);
+      }
+      store_keyed<true, true>(d, x, y, out_ + i / kKeyBlock * kKeyedBlockPitch + i % kKeyBlock);
+    }
+    q_ += kKeyedPitch;
+    k_ += kKeyedPitch;
+    out_ += 2 * kKeyedBlockPitch;
+    if constexpr (kBeside != Beside::kKeys) {
+      key_ += kKeyedPitch;
+      if (--left_in_head_ == 0) {
+        left_in_head_ = pack_.key_pieces;
+        at_ += kChunk;
       }
     }
-  } else {
-    const std::int64_t slab = piece - p.key_pieces;
-    const float* v = p.v + token * p.v_stride + slab * kSlab;
-    const float* after = p.v + later * p.v_stride + slab * kSlab;
-    __builtin_prefetch(after, 0, 2);
-    __builtin_prefetch(after + kSlab / 2, 0, 2);
-    float* out = p.slabbed + slab * kSlabPitch + token * kSlab;
-    __builtin_prefetch(out + kStoreLead * kSlab, 0, 3);
-    __builtin_prefetch(out + kStoreLead * kSlab + kSlab / 2, 0, 3);
-    OUZEL_UNROLL
-    for (std::int64_t i = 0; i < kSlab; i += kLanes) {
-      hn::Store(hn::LoadU(d, v + i), d, out + i);
+    if (--left_ != 0) return;
+    ++token_;
+    begin_row(0);
+  }
+
+ private:
+  using D = hn::ScalableTag<float>;
+  using V = hn::Vec<D>;
+  HWY_INLINE void begin_row(std::int64_t piece) {
+    left_ = pack_.heads * pack_.key_pieces - piece;
+    q_ = pack_.q + token_ * pack_.q_stride + piece * kKeyedPitch;
+    k_ = pack_.k + token_ * pack_.k_stride + piece * kKeyedPitch;
+    out_ = pack_.keyed + token_ * kKeyedPitch + piece * 2 * kKeyedBlockPitch;
+    const std::int64_t ahead = HWY_MIN(pack_.rows_ahead, pack_.rows_left - 1 - token_);
+    q_ahead_ = ahead * pack_.q_stride;
+    k_ahead_ = ahead * pack_.k_stride;
+    if constexpr (kBeside != Beside::kKeys) {
+      key_ = piece * kKeyedPitch;
+      left_in_head_ = pack_.key_pieces - piece % pack_.key_pieces;
+      at_ = piece / pack_.key_pieces * kChunk + token_;
     }
   }
-}
-
-// What is done beside the arithmetic.
-enum class Beside { kPrefetch, kPack, kPackElu1, kPackRelu };
-
-// Packs a piece, and goes on to the next.
-template <Beside kBeside>
-HWY_INLINE void pack_next(const PackAhead& p, std::int64_t& token, std::int64_t& piece) {
-  pack_piece<kBeside == Beside::kPackElu1   ? ElementMap::kElu1
-             : kBeside == Beside::kPackRelu ? ElementMap::kRelu
-                                            : ElementMap::kIdentity>(p, token, piece);
-  if (++piece == p.key_pieces + p.value_pieces) {
-    piece = 0;
-    ++token;
+  HWY_INLINE void add_to_normaliser(std::int64_t i, V q, V k) {
+    const D d;
+    float* residue = pack_.z_residue + key_ + i;
+    float* part = pack_.den_parts + at_ * HWY_LANES(float);
+    const V recent = hn::Add(hn::Load(d, residue), k);
+    hn::Store(recent, d, residue);
+    const V z = hn::Add(hn::Load(d, pack_.z + key_ + i), recent);
+    hn::Store(hn::MulAdd(q, z, hn::Load(d, part)), d, part);
   }
-}
+  const PackAhead& pack_;
+  std::int64_t token_, left_, q_ahead_, k_ahead_;
+  const float *q_, *k_;
+  float* out_;
+  std::int64_t key_ = 0, left_in_head_ = 0, at_ = 0;  // at_: of [heads][64]
 
-// Calls tile.operator()<Beside>() with what is left to do.
-template <class Tile>
-HWY_INLINE void with_beside(const Meanwhile* m, const Tile& tile) {
-  if (m == nullptr || m->pack.token == m->pack.tokens) {
-    return tile.template operator()<Beside::kPrefetch>();
+ public:
+  std::int64_t count;
+};
+
+// Calls body.operator()<Beside>() with what is next to do: keys and values side by side, then
+// prefetches.
+template <class Body>
+HWY_INLINE void with_beside(const Meanwhile* m, const Body& body) {
+  if (m == nullptr) return body.template operator()<Beside::kNothing>();
+  const PackAhead& p = m->pack;
+  if (p.key_token < p.tokens && p.key_token <= p.value_token) {
+    switch (p.map) {
+      case ElementMap::kIdentity:
+        if (p.k_factor != nullptr || p.z != nullptr) {
+          return body.template operator()<Beside::kKeysPlain>();
+        }
+        return body.template operator()<Beside::kKeys>();
+      case ElementMap::kElu1:
+        return body.template operator()<Beside::kKeysElu1>();
+      case ElementMap::kRelu:
+        return body.template operator()<Beside::kKeysRelu>();
+    }
   }
-  switch (m->pack.map) {
-    case ElementMap::kIdentity:
-      return tile.template operator()<Beside::kPack>();
-    case ElementMap::kElu1:
-      return tile.template operator()<Beside::kPackElu1>();
-    case ElementMap::kRelu:
-      return tile.template operator()<Beside::kPackRelu>();
-  }
+  if (p.value_token < p.tokens) return body.template operator()<Beside::kValues>();
+  if (m->prefetch_count != 0) return body.template operator()<Beside::kPrefetch>();
+  body.template operator()<Beside::kNothing>();
 }
 
 }  // namespace HWY_NAMESPACE

@@ -6,7 +6,6 @@
 #include <utility>
 
 namespace ouzel {
-namespace {
 
 using enum FeatureMapKind;
 
@@ -15,8 +14,6 @@ ElementMap element_map(FeatureMapKind kind) {
          : kind == kRelu ? ElementMap::kRelu
                          : ElementMap::kIdentity;
 }
-
-}  // namespace
 
 void HeadMap::bind(Isa isa, const FeatureMapWeights& weights, std::int64_t head,
                    const MapPath& path) {

@@ -11,6 +11,9 @@
 
 namespace ouzel {
 
+// Of an elementwise map.
+ElementMap element_map(FeatureMapKind kind);
+
 // Rows that wait to be packed: `map` is still to be applied.
 struct MappedRows {
   const float* rows = nullptr;

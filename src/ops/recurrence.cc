@@ -1,13 +1,13 @@
 #include "src/ops/recurrence.h"
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
+#include "src/ops/heads_scan.h"
 #include "src/ops/key_exponents.h"
 #include "src/ops/recurrence_parallel.h"
 #include "src/ops/recurrence_pass.h"
@@ -125,47 +125,32 @@ struct Forward {
     }
     const TileMode mode = spec.causal ? TileMode::kScan : TileMode::kRead;
     const float scale = static_cast<float>(spec.scale);
-    const bool elementwise = is_elementwise(spec.map.kind);
-    const bool may_stream = is_streamed(
-        shape.batch * shape.tokens * shape.output_heads * shape.values, o, column, columns);
-    bool packed = false;  // by the run before
+    const bool may_stream = is_streamed(output_count(), o, column, columns);
     for (std::int64_t t = 0, tokens = 0; t < length; t += tokens) {
       check_cancelled();
       tokens = chunk_tokens(t, length, spec.causal ? scales : TokenValues());
       if (spec.causal && scales) rescale(scales[t]);
-      if (!packed) {
-        const MappedRows read = b.q_map.apply(q, t, tokens);
-        MappedRows write;
-        if (spec.causal) write = b.k_map.apply(k, t, tokens);
-        b.pass.pack(read, write, tokens, fold.write_or_null(), norm);
-        if (spec.causal) b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
-      }
-      packed = false;
+      const MappedRows read = b.q_map.apply(q, t, tokens);
+      MappedRows write;
+      if (spec.causal) write = b.k_map.apply(k, t, tokens);
+      b.pass.pack(read, write, tokens, fold.write_or_null(), norm);
+      if (spec.causal) b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
       if (const float* own = b.q_map.exponents(); own != nullptr) {
         for (std::int64_t i = 0; i < tokens; ++i) {
           b.factor[i] = scale * output_factor(spec, scale * b.den[i], own[i] + exponent);
         }
       } else if (spec.normalize) {
-        divide(b.den, b.factor);
+        divide(spec, b.den, b.factor);
       } else {
         for (std::int64_t i = 0; i < kChunk; ++i) b.factor[i] = scale * fold.read[i];
       }
       if (const std::int64_t next = t + kChunk; next < length) {
-        if (spec.causal && elementwise && next + kChunk <= length) {
-          packed = b.pass.pack_ahead(b.q_map.apply(q, next, kChunk), b.k_map.apply(k, next, kChunk),
-                                     {v.at(next) + column, v.stride}, length - next,
-                                     fold.write_or_null(), norm);
+        b.pass.prefetch(q.at(next), q.stride, shape.keys);
+        if (spec.causal) {
+          b.pass.prefetch(k.at(next), k.stride, shape.keys);
+          b.pass.prefetch(v.at(next) + column, v.stride, columns);
         }
-        if (!packed) {
-          b.pass.prefetch(q.at(next), q.stride, shape.keys);
-          if (spec.causal) {
-            b.pass.prefetch(k.at(next), k.stride, shape.keys);
-            b.pass.prefetch(v.at(next) + column, v.stride, columns);
-          }
-        }
-      }
-      if (!may_stream && t + kChunk < length) {
-        b.pass.prefetch(o.at(t + kChunk) + column, o.stride, columns);
+        if (!may_stream) b.pass.prefetch(o.at(next) + column, o.stride, columns);
       }
       b.pass.run(mode, tokens, b.factor, o.at(t) + column, o.stride, may_stream);
     }
@@ -175,55 +160,129 @@ struct Forward {
     end(n, state, column, b);
   }
 
-  // output_factor without exponents, in a loop of known length and without branches, which becomes
-  // one of vectors: beyond a chunk's last token, too.
-  void divide(const float* den, float* factor) const {
-    const float scale = static_cast<float>(spec.scale), eps = static_cast<float>(spec.eps);
-    const float least = spec.clamp ? eps : -std::numeric_limits<float>::infinity();
-    const float add = spec.clamp ? 0 : eps;
-    for (std::int64_t i = 0; i < kChunk; ++i) {
-      const float sum = scale * den[i] + add;
-      factor[i] = scale * (1 / (sum < least ? least : sum));
+  // Several states, with elementwise maps and causality, and one of the outputs that read each.
+  void run_heads(const HeadsTask& task, std::int64_t r, const Fold* folds, HeadsScan& scan) const {
+    const std::int64_t n = task.n, output = task.first * shape.outputs_per_state() + r;
+    const Segment segment = shape.segment(n);
+    HeadsScanArgs args;
+    args.read = rows_of(inputs.q, segment, shape.query_of(output), spec.reverse);
+    args.write = rows_of(inputs.k, segment, shape.key_of(task.first), spec.reverse);
+    args.values = rows_of(inputs.v, segment, task.first, spec.reverse).from(task.column);
+    args.out = rows_of(outputs.o, segment, output, spec.reverse).from(task.column);
+    args.map = element_map(spec.map.kind);
+    args.read_scale = static_cast<float>(spec.scale);
+    if (spec.normalize) args.normalize = &spec;
+    args.stream = is_streamed(output_count(), args.out, 0, task.columns);
+    args.length = segment.length;
+    for (std::int64_t h = 0; h < task.heads; ++h) {
+      const std::int64_t state = task.first + h;
+      const Held<const float> initial = held<const float>(inputs.initial_state, n, state);
+      ScannedHead& head = scan.head(h);
+      head = {};
+      head.fold = folds + state;
+      head.initial = initial.s.at_column(task.column);
+      head.position = initial.position;
+      head.z_initial = initial.z;
+      head.z_residue_initial = initial.z_residue;
+      if (r != 0) continue;
+      const Held<float> final = held<float>(outputs.final_state, n, state);
+      head.final = final.s.at_column(task.column);
+      head.z_final = final.z;
+      head.z_residue_final = final.z_residue;
     }
+    scan.run(isa, args);
+  }
+
+ private:
+  // A state in the caller's memory.
+  template <class T>
+  struct Held {
+    StateMemory<T> s;
+    std::int64_t position = 0;
+    T *z = nullptr, *z_residue = nullptr;  // if normalised
+  };
+  template <class T>
+  Held<T> held(const StateView& view, std::int64_t n, std::int64_t state) const {
+    if (!view.present()) return {};
+    const SequenceState& s = view.sequences[static_cast<std::size_t>(n)];
+    const std::int64_t head = state * view.head_stride, z_head = state * view.z_head_stride;
+    Held<T> x;
+    x.s = {s.s + head, s.s_residue != nullptr ? s.s_residue + head : nullptr, view.key_stride, 1};
+    x.position = s.position;
+    if (!spec.normalize) return x;
+    x.z = s.z + z_head;
+    if (s.z_residue != nullptr) x.z_residue = s.z_residue + z_head;
+    return x;
+  }
+  std::int64_t output_count() const {
+    return shape.batch * shape.tokens * shape.output_heads * shape.values;
   }
 
   void begin(std::int64_t n, std::int64_t state, std::int64_t column, const Fold& fold,
              ForwardBuffers& b) const {
-    const StateView& from = inputs.initial_state;
+    const Held<const float> from = held<const float>(inputs.initial_state, n, state);
     std::fill(b.z, b.z + b.q_map.pitch(), 0.0f);
     std::fill(b.z_residue, b.z_residue + b.q_map.pitch(), 0.0f);
     std::fill(b.den, b.den + kChunk, 0.0f);
-    StateMemory<const float> memory;
-    std::int64_t position = 0;
-    if (from.present()) {
-      const SequenceState& s = from.sequences[static_cast<std::size_t>(n)];
-      const std::int64_t head = state * from.head_stride;
-      position = s.position;
-      memory = {s.s + head, s.s_residue != nullptr ? s.s_residue + head : nullptr, from.key_stride,
-                1};
-      if (spec.normalize) {
-        const std::int64_t z_head = state * from.z_head_stride;
-        std::copy_n(s.z + z_head, shape.features, b.z);
-        if (s.z_residue != nullptr) std::copy_n(s.z_residue + z_head, shape.features, b.z_residue);
-      }
-    }
-    b.pass.begin(isa, &fold, memory.at_column(column), position);
+    if (from.z != nullptr) std::copy_n(from.z, shape.features, b.z);
+    if (from.z_residue != nullptr) std::copy_n(from.z_residue, shape.features, b.z_residue);
+    b.pass.begin(isa, &fold, from.s.at_column(column), from.position);
   }
 
   void end(std::int64_t n, std::int64_t state, std::int64_t column, ForwardBuffers& b) const {
-    const StateView& to = outputs.final_state;
-    const SequenceState& s = to.sequences[static_cast<std::size_t>(n)];
-    const std::int64_t head = state * to.head_stride;
-    const StateMemory<float> memory{
-        s.s + head, s.s_residue != nullptr ? s.s_residue + head : nullptr, to.key_stride, 1};
-    b.pass.end(memory.at_column(column), false);
-    if (spec.normalize) {
-      const std::int64_t z_head = state * to.z_head_stride;
-      std::copy_n(b.z, shape.features, s.z + z_head);
-      if (s.z_residue != nullptr) std::copy_n(b.z_residue, shape.features, s.z_residue + z_head);
-    }
+    const Held<float> to = held<float>(outputs.final_state, n, state);
+    b.pass.end(to.s.at_column(column), false);
+    if (to.z != nullptr) std::copy_n(b.z, shape.features, to.z);
+    if (to.z_residue != nullptr) std::copy_n(b.z_residue, shape.features, to.z_residue);
   }
 };
+
+void run_states(Context& context, const Forward& forward, bool may_split) {
+  const RecurrenceShape& shape = forward.shape;
+  const std::int64_t states = shape.sequences * shape.value_heads;
+  const ColumnGroups columns(shape.values, states, may_split);
+  ScratchCounter counter;
+  ForwardBuffers(counter, forward.spec, shape, columns.width);
+  context.impl().reserve(counter.bytes());
+  const std::int64_t tasks = states * columns.count();
+  context.impl().run(tasks + gap_tasks(shape), [&](std::int64_t task, Scratch& scratch) {
+    if (task >= tasks) return zero_gaps(shape, task - tasks, forward.outputs.o);
+    const std::int64_t c = task % columns.count(), state = task / columns.count();
+    forward.run(state / shape.value_heads, state % shape.value_heads, columns.begin(c),
+                columns.size(c), scratch);
+  });
+}
+
+// Rows that are packed as they are: several heads a task.
+void run_heads(Context& context, const Forward& forward, bool may_split) {
+  const RecurrenceShape& shape = forward.shape;
+  std::vector<Fold> folds;
+  for (std::int64_t h = 0; h < shape.value_heads; ++h) {
+    folds.emplace_back(log_decay_of(forward.spec, h), false);
+  }
+  const RecurrenceInputs& in = forward.inputs;
+  const bool side_by_side = shape.query_heads == shape.value_heads &&
+                            shape.key_heads == shape.value_heads && is_side_by_side(in.q) &&
+                            is_side_by_side(in.k) && is_side_by_side(in.v) &&
+                            is_side_by_side(forward.outputs.o);
+  const HeadsTasks tasks(shape, shape.value_heads, shape.features, shape.values, side_by_side,
+                         may_split, context.impl().pool().threads());
+  const auto scan_of = [&](auto& memory, std::int64_t columns, std::int64_t heads) {
+    return HeadsScan(memory, shape.features, columns, heads, forward.spec.normalize);
+  };
+  ScratchCounter counter;
+  scan_of(counter, tasks.width(), tasks.most_heads());
+  context.impl().reserve(counter.bytes());
+  context.impl().run(tasks.count() + gap_tasks(shape), [&](std::int64_t task, Scratch& scratch) {
+    if (task >= tasks.count()) return zero_gaps(shape, task - tasks.count(), forward.outputs.o);
+    const HeadsTask heads = tasks[task];
+    HeadsScan scan = scan_of(scratch, heads.columns, heads.heads);
+    // The final state may be the memory of the initial one: it is written last.
+    for (std::int64_t r = shape.outputs_per_state(); r-- > 0;) {
+      forward.run_heads(heads, r, folds.data(), scan);
+    }
+  });
+}
 
 }  // namespace
 
@@ -248,23 +307,11 @@ void recurrence(Context& context, const RecurrenceSpec& spec, const RecurrenceIn
   KeyExponents exponents;
   exponents.compute(context, spec, shape, inputs);
   const Forward forward{spec, shape, inputs, outputs, exponents, context.isa()};
-  const std::int64_t states = shape.sequences * shape.value_heads;
   // z is one for all columns: a task that wrote it would take it from the others.
-  const ColumnGroups groups(shape.values, states,
-                            !(spec.normalize && outputs.final_state.present()));
-  ScratchCounter counter;
-  ForwardBuffers(counter, spec, shape, groups.width);
-  context.impl().reserve(counter.bytes());
-  const std::int64_t tasks = states * groups.count();
-  context.impl().run(tasks + gap_tasks(shape), [&](std::int64_t task, Scratch& scratch) {
-    if (task >= tasks) {
-      zero_gaps(shape, task - tasks, outputs.o);
-      return;
-    }
-    const std::int64_t group = task % groups.count(), state = task / groups.count();
-    forward.run(state / shape.value_heads, state % shape.value_heads, groups.begin(group),
-                groups.size(group), scratch);
-  });
+  const bool may_split = !(spec.normalize && outputs.final_state.present());
+  const bool plain = spec.causal && is_elementwise(spec.map.kind) &&
+                     StatePass::packs_ahead(shape.features, shape.values);
+  plain ? run_heads(context, forward, may_split) : run_states(context, forward, may_split);
   if (outputs.final_state.present()) {
     for (std::int64_t n = 0; n < shape.sequences; ++n) {
       const auto i = static_cast<std::size_t>(n);

@@ -67,17 +67,32 @@ void Backward::run() {
   const ColumnGroups query_columns(shape_.features, groups * shape_.query_heads, split);
   const ColumnGroups key_columns(shape_.features, groups * shape_.key_heads, split);
   const ColumnGroups value_columns(shape_.values, shape_.sequences * shape_.value_heads, true);
-  const std::int64_t query_tasks =
-      queries ? groups * shape_.query_heads * query_columns.count() : 0;
-  const std::int64_t key_tasks = keys ? groups * shape_.key_heads * key_columns.count() : 0;
+  const HeadsTasks query_heads = heads_tasks(Gradient::kQ), key_heads = heads_tasks(Gradient::kK),
+                   value_heads = heads_tasks(Gradient::kV);
+  const auto count = [this](bool wanted, Gradient gradient, const HeadsTasks& heads,
+                            std::int64_t others) {
+    return !wanted ? 0 : in_heads(gradient) ? heads.count() : others;
+  };
+  const std::int64_t query_tasks = count(queries, Gradient::kQ, query_heads,
+                                         groups * shape_.query_heads * query_columns.count());
+  const std::int64_t key_tasks =
+      count(keys, Gradient::kK, key_heads, groups * shape_.key_heads * key_columns.count());
   const std::int64_t value_tasks =
-      values ? shape_.sequences * shape_.value_heads * value_columns.count() : 0;
+      count(values, Gradient::kV, value_heads,
+            shape_.sequences * shape_.value_heads * value_columns.count());
   ScratchCounter transposed, straight;
   BackwardBuffers(transposed, spec_, shape_, shape_.values, shape_.features);
   BackwardBuffers(straight, spec_, shape_, shape_.features, value_columns.width);
-  impl.reserve(std::max(transposed.bytes(), straight.bytes()));
+  std::size_t bytes = std::max(transposed.bytes(), straight.bytes());
+  for (const auto& [gradient, tasks] :
+       {std::pair(Gradient::kQ, &query_heads), std::pair(Gradient::kK, &key_heads),
+        std::pair(Gradient::kV, &value_heads)}) {
+    if (in_heads(gradient)) bytes = std::max(bytes, heads_scratch(gradient, *tasks));
+  }
+  impl.reserve(bytes);
 
   const auto query_task = [&](std::int64_t task, Scratch& scratch) {
+    if (in_heads(Gradient::kQ)) return heads_pass(Gradient::kQ, query_heads[task], scratch);
     const std::int64_t c = task % query_columns.count();
     const std::int64_t head = task / query_columns.count() % shape_.query_heads;
     const std::int64_t group = task / query_columns.count() / shape_.query_heads;
@@ -89,6 +104,7 @@ void Backward::run() {
     }
   };
   const auto key_task = [&](std::int64_t task, Scratch& scratch) {
+    if (in_heads(Gradient::kK)) return heads_pass(Gradient::kK, key_heads[task], scratch);
     const std::int64_t c = task % key_columns.count();
     const std::int64_t head = task / key_columns.count() % shape_.key_heads;
     const std::int64_t group = task / key_columns.count() / shape_.key_heads;
@@ -100,6 +116,7 @@ void Backward::run() {
     }
   };
   const auto value_task = [&](std::int64_t task, Scratch& scratch) {
+    if (in_heads(Gradient::kV)) return heads_pass(Gradient::kV, value_heads[task], scratch);
     const std::int64_t c = task % value_columns.count(), state = task / value_columns.count();
     BackwardBuffers b(scratch, spec_, shape_, shape_.features, value_columns.size(c));
     value_pass(state / shape_.value_heads, state % shape_.value_heads, value_columns.begin(c),

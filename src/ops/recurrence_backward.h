@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "src/ops/heads_scan.h"
 #include "src/ops/key_exponents.h"
-#include "src/ops/recurrence_pass.h"
 
 namespace ouzel {
 
@@ -42,6 +42,24 @@ struct BackwardBuffers {
   float *q_rows = nullptr, *k_rows = nullptr, *z_rows = nullptr;  // [64][pitch]
 };
 
+// Gradients of one sequence's state among the caller's, or nothing.
+template <class T>
+StateMemory<T> memory_of(const StateView& view, std::int64_t n, std::int64_t state,
+                         bool transposed) {
+  if (!view.present()) return {};
+  StateMemory<T> memory;
+  memory.s = view.sequences[static_cast<std::size_t>(n)].s + state * view.head_stride;
+  memory.row = transposed ? 1 : view.key_stride;
+  memory.column = transposed ? view.key_stride : 1;
+  return memory;
+}
+
+inline std::int64_t count_of(const Tensor& x) {
+  std::int64_t count = 1;
+  for (int i = 0; i < x.rank; ++i) count *= x.extent[static_cast<std::size_t>(i)];
+  return count;
+}
+
 class Backward {
  public:
   Backward(Context& context, const RecurrenceSpec& spec, const RecurrenceShape& shape,
@@ -73,6 +91,13 @@ class Backward {
   void run();
 
  private:
+  enum class Gradient { kQ, kK, kV };
+  // Whether a pass goes over several heads at once.
+  bool in_heads(Gradient gradient) const;
+  HeadsTasks heads_tasks(Gradient gradient) const;
+  std::size_t heads_scratch(Gradient gradient, const HeadsTasks& tasks) const;
+  void heads_pass(Gradient gradient, const HeadsTask& task, Scratch& scratch) const;
+
   void query_pass(std::int64_t n, std::int64_t query_head, std::int64_t column,
                   std::int64_t columns, double* sums, BackwardBuffers& b);
   void key_pass(std::int64_t n, std::int64_t key_head, std::int64_t column, std::int64_t columns,

@@ -19,27 +19,6 @@
 #include "src/ops/recurrence_backward.h"
 
 namespace ouzel {
-namespace {
-
-// Gradients of one sequence's state among the caller's, or nothing.
-template <class T>
-StateMemory<T> memory_of(const StateView& view, std::int64_t n, std::int64_t state,
-                         bool transposed) {
-  if (!view.present()) return {};
-  StateMemory<T> memory;
-  memory.s = view.sequences[static_cast<std::size_t>(n)].s + state * view.head_stride;
-  memory.row = transposed ? 1 : view.key_stride;
-  memory.column = transposed ? view.key_stride : 1;
-  return memory;
-}
-
-std::int64_t count_of(const Tensor& x) {
-  std::int64_t count = 1;
-  for (int i = 0; i < x.rank; ++i) count *= x.extent[static_cast<std::size_t>(i)];
-  return count;
-}
-
-}  // namespace
 
 void Backward::rescale(float factor, BackwardBuffers& b) const {
   b.pass.rescale(factor);
@@ -190,23 +169,16 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
       }
     }
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
-    bool packed = false;  // by the run before
     for (std::int64_t t = 0, tokens = 0; t < length; t += tokens) {
       check_cancelled();
       tokens = chunk_tokens(t, length, spec_.causal ? scales : TokenValues());
       if (spec_.causal && scales) rescale_to(scales[t]);
-      if (!packed) {
-        MappedRows write;
-        if (spec_.causal) write = values_of(v, t, tokens, v.first, b);
-        b.pass.pack({dout.at(t), dout.stride}, write, tokens, fold.write_or_null());
-        if (spec_.causal) pack_values(t, tokens);
-      }
+      MappedRows write;
+      if (spec_.causal) write = values_of(v, t, tokens, v.first, b);
+      b.pass.pack({dout.at(t), dout.stride}, write, tokens, fold.write_or_null());
+      if (spec_.causal) pack_values(t, tokens);
       const std::int64_t next = t + kChunk;
-      packed =
-          plain_ && spec_.causal && next + kChunk <= length &&
-          b.pass.pack_ahead({dout.at(next), dout.stride}, {v.at(next), v.stride},
-                            {k.at(next) + column, k.stride}, length - next, fold.write_or_null());
-      if (next < length && !packed) {
+      if (next < length) {
         b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
         b.pass.prefetch(v.at(next), v.stride, shape_.values);
         b.pass.prefetch(k.at(next) + column, k.stride, columns);
@@ -328,7 +300,6 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
     }
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
     for (std::int64_t i = 0; i < kChunk; ++i) b.read_factor[i] = read_scale_ * fold.read[i];
-    bool packed = false;  // by the run before
     for (std::int64_t t = 0, tokens = 0; t < length; t += tokens) {
       check_cancelled();
       tokens = chunk_tokens(t, length, scales);
@@ -336,16 +307,10 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
         rescale(power_of_two(scales[t] - exponent), b);
         exponent = scales[t];
       }
-      if (!packed) {
-        const MappedRows read = values_of(v, t, tokens, v.at(length - 1), b);
-        spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
-      }
+      const MappedRows read = values_of(v, t, tokens, v.at(length - 1), b);
+      spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
       const std::int64_t next = t + kChunk;
-      packed = plain_ && spec_.causal && next + kChunk <= length &&
-               b.pass.pack_ahead({v.at(next), v.stride}, {dout.at(next), dout.stride},
-                                 {q.at(next) + column, q.stride}, length - next,
-                                 plain_factor ? nullptr : b.write_factor);
-      if (next < length && !packed) {
+      if (next < length) {
         b.pass.prefetch(v.at(next), v.stride, shape_.values);
         b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
         b.pass.prefetch(q.at(next) + column, q.stride, columns);
@@ -434,21 +399,14 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
     }
     const TileMode mode = spec_.causal ? TileMode::kScan : TileMode::kRead;
     for (std::int64_t i = 0; i < kChunk; ++i) b.read_factor[i] = read_scale_ * fold.read[i];
-    bool packed = false;  // by the run before
     for (std::int64_t t = 0, tokens = 0; t < length && dv; t += tokens) {
       check_cancelled();
       tokens = chunk_tokens(t, length, scales);
       if (scales) rescale_to(scales[t]);
-      if (!packed) {
-        const MappedRows read = b.k_map.apply(k, t, tokens);
-        spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
-      }
+      const MappedRows read = b.k_map.apply(k, t, tokens);
+      spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
       const std::int64_t next = t + kChunk;
-      packed = plain_ && spec_.causal && next + kChunk <= length &&
-               b.pass.pack_ahead({k.at(next), k.stride}, {q.at(next), q.stride},
-                                 {dout.at(next) + column, dout.stride}, length - next,
-                                 plain_factor ? nullptr : b.write_factor);
-      if (next < length && !packed) {
+      if (next < length) {
         b.pass.prefetch(k.at(next), k.stride, shape_.keys);
         b.pass.prefetch(q.at(next), q.stride, shape_.keys);
         b.pass.prefetch(dout.at(next) + column, dout.stride, columns);

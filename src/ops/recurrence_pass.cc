@@ -10,31 +10,27 @@ namespace ouzel {
 void StatePass::begin(Isa isa, const Fold* fold, const StateMemory<const float>& initial,
                       std::int64_t position) {
   isa_ = isa;
-  fold_ = fold;
-  position_ = position;
-  std::memset(state_, 0, static_cast<std::size_t>(slabs_ * slab_state()) * sizeof(float));
-  std::memset(low_, 0, static_cast<std::size_t>(slabs_ * slab_state()) * sizeof(float));
+  own() = {fold, position};
+  std::memset(state(0), 0, static_cast<std::size_t>(2 * head_state()) * sizeof(float));
   if (initial.s == nullptr) return;
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
     const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
     for (std::int64_t i = 0; i < rows_; ++i) {
-      float* out = state_ + slab * slab_state() + i * kSlab;
+      float* out = state(slab) + i * kSlab;
       const std::int64_t offset = i * initial.row + slab * kSlab * initial.column;
       for (std::int64_t j = 0; j < width; ++j) out[j] = initial.s[offset + j * initial.column];
       if (initial.residue == nullptr) continue;
-      float* low = low_ + slab * slab_state() + i * kSlab;
+      float* residues = low(slab) + i * kSlab;
       for (std::int64_t j = 0; j < width; ++j) {
         const float residue = initial.residue[offset + j * initial.column];
-        in_two_parts() ? low[j] = residue : out[j] += residue;
+        in_two_parts() ? residues[j] = residue : out[j] += residue;
       }
     }
   }
 }
 
 void StatePass::rescale(float factor) {
-  for (float* x : {state_, low_}) {
-    for (std::int64_t i = 0; i < slabs_ * slab_state(); ++i) x[i] *= factor;
-  }
+  for (float* x = state(0); x < state(0) + 2 * head_state(); ++x) *x *= factor;
 }
 
 void StatePass::end(const StateMemory<float>& final, bool add) const {
@@ -42,13 +38,13 @@ void StatePass::end(const StateMemory<float>& final, bool add) const {
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
     const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
     for (std::int64_t i = 0; i < rows_; ++i) {
-      const float* from = state_ + slab * slab_state() + i * kSlab;
-      const float* low = low_ + slab * slab_state() + i * kSlab;
+      const float* from = state(slab) + i * kSlab;
+      const float* residues = low(slab) + i * kSlab;
       const std::int64_t offset = i * final.row + slab * kSlab * final.column;
       for (std::int64_t j = 0; j < width; ++j) {
         float* to = final.s + offset + j * final.column;
         *to = add ? *to + from[j] : from[j];
-        if (final.residue != nullptr) final.residue[offset + j * final.column] = low[j];
+        if (final.residue != nullptr) final.residue[offset + j * final.column] = residues[j];
       }
     }
   }
@@ -56,6 +52,7 @@ void StatePass::end(const StateMemory<float>& final, bool add) const {
 
 void StatePass::pack(const MappedRows& read, const MappedRows& write, std::int64_t tokens,
                      const float* write_factor, const Normalizer* normalizer) {
+  meanwhile_ = {};
   PackKeyedArgs p;
   p.q = read.rows;
   p.q_stride = read.stride;
@@ -65,7 +62,7 @@ void StatePass::pack(const MappedRows& read, const MappedRows& write, std::int64
   p.size = rows_;
   p.map = read.rows != nullptr ? read.map : write.map;
   p.k_factor = write_factor;
-  p.out = keyed_;
+  p.out = keyed();
   if (normalizer != nullptr) {
     p.z = normalizer->z;
     p.z_residue = normalizer->residue;
@@ -81,28 +78,23 @@ void StatePass::pack_values(const MappedRows& rows, std::int64_t tokens) {
   p.map = rows.map;
   p.tokens = tokens;
   p.size = columns_;
-  p.out = slabbed_;
+  p.out = values(0);
   pack_slabs(isa_, p);
 }
 
 void StatePass::prefetch(const float* rows, std::int64_t stride, std::int64_t size) {
   constexpr std::int64_t kLine = 16;
-  for (std::int64_t i = 0; i < size && prefetch_count_ < kMaxPrefetch; i += kLine) {
-    prefetch_[prefetch_count_++] = {rows + i, stride};
+  meanwhile_.prefetch = prefetch_;
+  for (std::int64_t i = 0; i < size && meanwhile_.prefetch_count < kMaxPrefetch; i += kLine) {
+    prefetch_[meanwhile_.prefetch_count++] = {rows + i, stride};
   }
 }
 
-bool StatePass::pack_ahead(const MappedRows& read, const MappedRows& write,
+void StatePass::pack_ahead(const MappedRows& read, const MappedRows& write,
                            const MappedRows& values, std::int64_t rows_left,
                            const float* write_factor, const Normalizer* normalizer) {
-  PackAhead p;
-  p.key_pieces = rows_ / kKeyedPitch;
-  p.value_pieces = slabs_;
-  if (rows_ % kKeyedPitch != 0 || columns_ % kSlab != 0 || read.map != write.map ||
-      values.map != ElementMap::kIdentity || fold_->block != kChunk ||
-      p.key_pieces + p.value_pieces > slabs_ * key_blocks_) {
-    return false;
-  }
+  meanwhile_ = {};
+  PackAhead& p = meanwhile_.pack;
   p.q = read.rows;
   p.k = write.rows;
   p.v = values.rows;
@@ -113,103 +105,84 @@ bool StatePass::pack_ahead(const MappedRows& read, const MappedRows& write,
   p.k_factor = write_factor;
   p.keyed = next_keyed_;
   p.slabbed = next_slabbed_;
+  p.heads = heads_;
+  p.key_pieces = rows_ / kKeyedPitch;
+  p.value_pieces = slabs_;
+  p.tokens = std::min(rows_left, kChunk);
+  p.rows_left = rows_left;
   // 24 pieces are half a microsecond: longer than memory takes.
-  p.prefetch_rows = 1 + 24 / (p.key_pieces + p.value_pieces);
-  p.last_row = rows_left - 1;
-  if (normalizer != nullptr) {
-    p.z = normalizer->z;
-    p.z_residue = normalizer->residue;
-    p.den = normalizer->den;
-    p.den_parts = den_parts_;
-    std::memset(den_parts_, 0, kChunk * kKeyedPitch * sizeof(float));
-  }
-  p.tokens = kChunk;
-  ahead_ = p;
-  return true;
+  p.rows_ahead = 1 + 24 / (heads_ * (p.key_pieces + p.value_pieces));
+  if (normalizer == nullptr) return;
+  p.z = normalizer->z;
+  p.z_residue = normalizer->residue;
+  p.den = normalizer->den;
+  p.den_parts = den_parts_;
+  std::fill_n(den_parts_, heads_ * kChunk * kKeyedPitch, 0.0f);
+}
+
+void StatePass::finish_ahead() {
+  finish_pack_ahead(isa_, meanwhile_.pack);
+  std::swap(keyed_, next_keyed_);
+  std::swap(slabbed_, next_slabbed_);
+  meanwhile_ = {};
 }
 
 void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
                     std::int64_t out_stride, bool stream) {
   if (mode != TileMode::kRead) {
     const bool two_parts = in_two_parts();
-    position_ += tokens;
+    own().position += tokens;
     if (two_parts) return run_long(tokens, factor, out, out_stride, stream);
   }
-  Meanwhile meanwhile = this->meanwhile();
+  const Fold& fold = *own().fold;
   TileArgs a;
   a.mode = mode;
   a.key_blocks = key_blocks_;
   a.partial = partial_;
   a.out_stride = out_stride;
   a.stream = stream;
-  a.enter = fold_->enter;
+  a.enter = fold.enter;
+  a.meanwhile = &meanwhile_;
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
-    a.state = state_ + slab * slab_state();
+    a.state = state(slab);
     a.width = std::min(columns_ - slab * kSlab, kSlab);
-    for (std::int64_t t = 0; t < tokens; t += fold_->block) {
-      a.tokens = std::min(fold_->block, tokens - t);
-      a.leave = fold_->leave[a.tokens];
-      a.keyed = keyed_ + t * kKeyedPitch;
-      a.values = slabbed_ + slab * kSlabPitch + t * kSlab;
+    for (std::int64_t t = 0; t < tokens; t += fold.block) {
+      a.tokens = std::min(fold.block, tokens - t);
+      a.leave = fold.leave[a.tokens];
+      a.keyed = keyed() + t * kKeyedPitch;
+      a.values = values(slab) + t * kSlab;
       if (mode != TileMode::kWrite) {
         a.factor = factor + t;
         a.out = out + t * out_stride + slab * kSlab;
       }
-      // A shorter block would leave out the later rows.
-      a.meanwhile = a.tokens == kChunk ? &meanwhile : nullptr;
       recurrence_tile(isa_, a);
     }
   }
-  finish_meanwhile();
-}
-
-Meanwhile StatePass::meanwhile() const {
-  Meanwhile m;
-  m.pack = ahead_;
-  m.prefetch = prefetch_;
-  m.prefetch_count = prefetch_count_;
-  const std::int64_t columns =
-      prefetch_count_ + (ahead_.tokens != 0 ? ahead_.key_pieces + ahead_.value_pieces : 0);
-  while (columns != 0 && 2 * columns * m.period <= slabs_ * key_blocks_) m.period *= 2;
-  return m;
-}
-
-void StatePass::finish_meanwhile() {
-  prefetch_count_ = 0;
-  if (ahead_.tokens == 0) return;
-  if (ahead_.z != nullptr) finish_pack_ahead(isa_, ahead_);
-  std::swap(keyed_, next_keyed_);
-  std::swap(slabbed_, next_slabbed_);
-  ahead_ = {};
 }
 
 void StatePass::run_long(std::int64_t tokens, const float* factor, float* out,
                          std::int64_t out_stride, bool stream) {
-  if (out != nullptr) recurrence_scores(isa_, tokens, key_blocks_, keyed_, scores_);
-  Meanwhile meanwhile = this->meanwhile();
+  if (out != nullptr) recurrence_scores(isa_, tokens, key_blocks_, keyed(), scores_);
   LongArgs a;
-  if (tokens == kChunk) a.meanwhile = &meanwhile;
+  a.meanwhile = &meanwhile_;
   a.stream = stream;
   a.tokens = tokens;
   a.key_blocks = key_blocks_;
-  a.keyed = keyed_;
+  a.keyed = keyed();
   a.scores = scores_;
-  a.leave_minus_1 = static_cast<float>(std::expm1(static_cast<double>(tokens) * fold_->log_decay));
+  a.leave_minus_1 =
+      static_cast<float>(std::expm1(static_cast<double>(tokens) * own().fold->log_decay));
   a.factor = factor;
   a.partial = partial_;
   a.out_stride = out_stride;
-  std::int64_t prefetched = 0;
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
-    a.values = slabbed_ + slab * kSlabPitch;
-    a.state = state_ + slab * slab_state();
-    a.low = low_ + slab * slab_state();
+    a.values = values(slab);
+    a.state = state(slab);
+    a.low = low(slab);
     a.width = std::min(columns_ - slab * kSlab, kSlab);
     if (out != nullptr) a.out = out + slab * kSlab;
-    a.prefetch = prefetch_ + prefetched;
-    a.prefetch_count = prefetch_count_ - prefetched;
-    prefetched += recurrence_long(isa_, a);
+    recurrence_long(isa_, a);
   }
-  finish_meanwhile();
 }
 
 bool is_streamed(std::int64_t count, const Rows<float>& rows, std::int64_t column,

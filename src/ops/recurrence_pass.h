@@ -1,5 +1,6 @@
-// One pass over a sequence: a state of `rows` x `columns`, and chunks of at most 64 tokens that are
-// packed and then run through the state. Forward and the three passes of backward are made of it.
+// One pass over a sequence: states of `rows` x `columns` of one or several heads, and chunks of at
+// most 64 tokens that are packed and then run through them. Forward and the three passes of
+// backward are made of it.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +41,8 @@ struct StateMemory {
   }
 };
 
-// The normaliser that goes along with packed rows: z [features], its residue, and den [64].
+// The normaliser that goes along with packed rows: z [features], its residue, and den [64]; of
+// several heads one after the other.
 struct Normalizer {
   float* z = nullptr;
   float* residue = nullptr;
@@ -49,31 +51,40 @@ struct Normalizer {
 
 class StatePass {
  public:
+  // `ahead`: packs chunks while the ones before are computed (pack_ahead).
   template <class Memory>
-  StatePass(Memory& memory, std::int64_t rows, std::int64_t columns)
+  StatePass(Memory& memory, std::int64_t rows, std::int64_t columns, std::int64_t heads = 1,
+            bool ahead = false)
       : rows_(rows),
         columns_(columns),
+        heads_(heads),
         key_blocks_(padded(rows, kKeyBlock) / kKeyBlock),
         slabs_(padded(columns, kSlab) / kSlab) {
     // A vector of AVX-512 fills two blocks.
-    for (float** p : {&keyed_, &next_keyed_}) {
-      *p = memory.template take<float>(apart(padded(key_blocks_, 2) * kKeyedBlockPitch));
+    const std::int64_t keyed = apart(padded(heads * key_blocks_, 2) * kKeyedBlockPitch);
+    const std::int64_t slabbed = apart(heads * slabs_ * kSlabPitch);
+    keyed_ = memory.template take<float>(keyed);
+    slabbed_ = memory.template take<float>(slabbed);
+    if (ahead) {
+      next_keyed_ = memory.template take<float>(keyed);
+      next_slabbed_ = memory.template take<float>(slabbed);
+      den_parts_ = memory.template take<float>(heads * kChunk * kKeyedPitch);
     }
-    for (float** p : {&slabbed_, &next_slabbed_}) {
-      *p = memory.template take<float>(apart(slabs_ * kSlabPitch));
-    }
-    state_ = memory.template take<float>(slabs_ * slab_state());
-    low_ = memory.template take<float>(slabs_ * slab_state());
+    states_ = memory.template take<Head>(heads);
+    state_memory_ = memory.template take<float>(2 * heads * head_state());
     partial_ = memory.template take<float>(kChunk * kSlab);
     scores_ = memory.template take<float>(kChunk * kLongChunk);
-    den_parts_ = memory.template take<float>(kChunk * kKeyedPitch);
   }
 
+  // The head that the other functions are about; the first, unless told.
+  void select(std::int64_t head) { head_ = head; }
   // `position`: tokens that the initial state has seen.
   void begin(Isa isa, const Fold* fold, const StateMemory<const float>& initial,
              std::int64_t position);
   // Whether the next run adds to the state in two parts.
-  bool in_two_parts() const { return position_ >= kLongSum && fold_->log_decay > kSlowDecay; }
+  bool in_two_parts() const {
+    return own().position >= kLongSum && own().fold->log_decay > kSlowDecay;
+  }
   void rescale(float factor);
   // Assigns, or adds to, the caller's state.
   void end(const StateMemory<float>& final, bool add) const;
@@ -83,42 +94,58 @@ class StatePass {
             const float* write_factor, const Normalizer* normalizer = nullptr);
   void pack_values(const MappedRows& rows, std::int64_t tokens);
   // Rows (of `size` floats) that the next chunk will touch: run brings them into the second-level
-  // cache meanwhile.
+  // cache meanwhile. What was asked for before the last pack or pack_ahead is forgotten.
   void prefetch(const float* rows, std::int64_t stride, std::int64_t size);
-  // Lets run pack the next chunk of 64 tokens beside its arithmetic, where the tiles are enough for
-  // it; true if it will. The next run then takes what was packed. `rows_left`: how many rows there
-  // are from the chunk's first on. With a normaliser, den is that of the next chunk after the run.
-  bool pack_ahead(const MappedRows& read, const MappedRows& write, const MappedRows& values,
+  // The chunk after this one, of all heads, whose rows lie side by side: the runs pack it beside
+  // their arithmetic, and finish_ahead what is left of it and makes it the current one. Rows of
+  // whole pieces only (packs_ahead). `rows_left`: how many there are from the chunk's first on.
+  // `write_factor` [heads][64] or null.
+  static bool packs_ahead(std::int64_t rows, std::int64_t columns) {
+    return rows % kKeyedPitch == 0 && columns % kSlab == 0;
+  }
+  void pack_ahead(const MappedRows& read, const MappedRows& write, const MappedRows& values,
                   std::int64_t rows_left, const float* write_factor,
                   const Normalizer* normalizer = nullptr);
+  void finish_ahead();
   // Runs the packed chunk; out (rows of `columns`) is not used by TileMode::kWrite.
   // `stream`: past the caches; rows of whole cache lines only.
   void run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
            std::int64_t out_stride, bool stream = false);
 
  private:
+  struct Head {
+    const Fold* fold;
+    std::int64_t position;
+  };
   void run_long(std::int64_t tokens, const float* factor, float* out, std::int64_t out_stride,
                 bool stream);
-  Meanwhile meanwhile() const;
   // What lies after so many floats is half of 4 KiB ahead of what lies before: the tiles read one
   // chunk while the other is packed, and a load that follows a store at the same place of another
   // 4 KiB waits for it.
   static std::int64_t apart(std::int64_t size) { return padded(size + 512, 1024) - 512; }
-  void finish_meanwhile();
   std::int64_t slab_state() const { return key_blocks_ * kKeyBlock * kSlab; }
+  std::int64_t head_state() const { return slabs_ * slab_state(); }
+  Head& own() { return states_[head_]; }
+  const Head& own() const { return states_[head_]; }
+  // A state, and what it has lost to rounding.
+  float* state(std::int64_t slab) const {
+    return state_memory_ + 2 * head_ * head_state() + slab * slab_state();
+  }
+  float* low(std::int64_t slab) const { return state(slabs_ + slab); }
+  float* keyed() const { return keyed_ + head_ * key_blocks_ * kKeyedBlockPitch; }
+  float* values(std::int64_t slab) const { return slabbed_ + (head_ * slabs_ + slab) * kSlabPitch; }
 
-  std::int64_t rows_, columns_, key_blocks_, slabs_;
+  std::int64_t rows_, columns_, heads_, key_blocks_, slabs_;
   Isa isa_ = Isa::kPortable;
-  const Fold* fold_ = nullptr;
+  std::int64_t head_ = 0;
+  Head* states_ = nullptr;
   // Columns of cache lines for run; what does not fit is not prefetched.
   static constexpr std::int64_t kMaxPrefetch = 64;
   PrefetchColumn prefetch_[kMaxPrefetch];
-  std::int64_t prefetch_count_ = 0;
-  PackAhead ahead_;
-  std::int64_t position_ = 0;
-  float *next_keyed_ = nullptr, *next_slabbed_ = nullptr;
-  float *keyed_ = nullptr, *slabbed_ = nullptr, *state_ = nullptr, *low_ = nullptr;
-  float *partial_ = nullptr, *scores_ = nullptr, *den_parts_ = nullptr;
+  Meanwhile meanwhile_;
+  float *next_keyed_ = nullptr, *next_slabbed_ = nullptr, *den_parts_ = nullptr;
+  float *keyed_ = nullptr, *slabbed_ = nullptr, *state_memory_ = nullptr;
+  float *partial_ = nullptr, *scores_ = nullptr;
 };
 
 // Whether columns of rows of an output of `count` numbers are written past the caches: see

@@ -14,6 +14,10 @@ struct Rows {
   T* first = nullptr;
   std::int64_t stride = 0;
   T* at(std::int64_t t) const { return first + t * stride; }
+  // From this column on.
+  Rows from(std::int64_t column) const {
+    return {first != nullptr ? first + column : nullptr, stride};
+  }
   explicit operator bool() const { return first != nullptr; }
 };
 

@@ -1,0 +1,128 @@
+#include "src/ops/heads_scan.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ouzel {
+namespace {
+
+// How many groups of heads a sequence is cut into.
+std::int64_t head_groups(const RecurrenceShape& shape, std::int64_t heads, std::int64_t rows,
+                         std::int64_t columns, std::int64_t threads) {
+  constexpr std::int64_t kBytes = std::int64_t{11} << 17;  // of the 2 MiB of a second-level cache
+  const std::int64_t bytes = (2 * rows * columns + 2 * kChunk * (2 * rows + columns)) *
+                             static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t together = std::max<std::int64_t>(1, kBytes / bytes);
+  std::int64_t longest = 0, total = 0;
+  for (std::int64_t n = 0; n < shape.sequences; ++n) {
+    const std::int64_t length = shape.segment(n).length;
+    longest = std::max(longest, length);
+    total += length;
+  }
+  std::int64_t groups = std::max<std::int64_t>(1, (heads + together - 1) / together);
+  const auto balanced = [&] {
+    // Tasks of one size, the same number for each thread; or none larger than an eighth of that.
+    return (shape.sequences * groups % threads == 0 && longest * shape.sequences == total) ||
+           8 * threads * longest <= total * groups;
+  };
+  while (groups < heads && !balanced()) ++groups;
+  return groups;
+}
+
+}  // namespace
+
+HeadsTasks::HeadsTasks(const RecurrenceShape& shape, std::int64_t heads, std::int64_t rows,
+                       std::int64_t columns, bool side_by_side, bool may_split,
+                       std::int64_t threads)
+    : sequences_(shape.sequences),
+      heads_(heads),
+      groups_(side_by_side ? head_groups(shape, heads, rows, columns, threads) : heads),
+      columns_(columns, sequences_ * groups_, may_split && threads > 1 && groups_ == heads) {}
+
+HeadsTask HeadsTasks::operator[](std::int64_t task) const {
+  const std::int64_t c = task % columns_.count(), group = task / columns_.count();
+  const std::int64_t g = group % groups_, first = g * heads_ / groups_;
+  return {group / groups_, first, (g + 1) * heads_ / groups_ - first, columns_.begin(c),
+          columns_.size(c)};
+}
+
+void HeadsScan::begin(Isa isa, const HeadsScanArgs& args) {
+  plain_ = args.write_scale == 1;
+  for (std::int64_t h = 0; h < count_; ++h) {
+    const ScannedHead& head = heads_[h];
+    pass_.select(h);
+    pass_.begin(isa, head.fold, head.initial, head.position);
+    plain_ = plain_ && head.fold->log_decay == 0;
+    for (std::int64_t i = 0; i < kChunk; ++i) {
+      factors_[h * kChunk + i] = args.read_scale * head.fold->read[i];
+      write_factors_[h * kChunk + i] = args.write_scale * head.fold->write[i];
+    }
+    if (args.normalize == nullptr) continue;
+    const auto copy = [this, h](const float* from, float* to) {
+      from != nullptr ? std::copy_n(from, rows_, to + h * rows_)
+                      : std::fill_n(to + h * rows_, rows_, 0.0f);
+    };
+    copy(head.z_initial, norm_.z);
+    copy(head.z_residue_initial, norm_.residue);
+  }
+}
+
+void HeadsScan::pack(const HeadsScanArgs& args, std::int64_t t) {
+  pass_.pack_ahead({args.read.at(t), args.read.stride, args.map},
+                   {args.write.at(t), args.write.stride, args.map},
+                   {args.values.at(t), args.values.stride}, args.length - t,
+                   plain_ ? nullptr : write_factors_, args.normalize != nullptr ? &norm_ : nullptr);
+}
+
+void HeadsScan::run(Isa isa, const HeadsScanArgs& args) {
+  begin(isa, args);
+  if (args.length > 0) {
+    pack(args, 0);
+    pass_.finish_ahead();
+  }
+  for (std::int64_t t = 0; t < args.length; t += kChunk) {
+    check_cancelled();
+    const std::int64_t tokens = std::min(kChunk, args.length - t), next = t + kChunk;
+    for (std::int64_t h = 0; h < count_ && args.normalize != nullptr; ++h) {
+      divide(*args.normalize, norm_.den + h * kChunk, factors_ + h * kChunk);
+    }
+    if (next < args.length) {
+      pack(args, next);
+      if (!args.stream) pass_.prefetch(args.out.at(next), args.out.stride, count_ * columns_);
+    }
+    for (std::int64_t h = 0; h < count_; ++h) {
+      pass_.select(h);
+      pass_.run(TileMode::kScan, tokens, factors_ + h * kChunk, args.out.at(t) + h * columns_,
+                args.out.stride, args.stream);
+    }
+    if (next < args.length) pass_.finish_ahead();
+  }
+  if (args.stream) finish_streams();
+  end();
+}
+
+void HeadsScan::end() {
+  for (std::int64_t h = 0; h < count_; ++h) {
+    const ScannedHead& head = heads_[h];
+    pass_.select(h);
+    pass_.end(head.final, false);
+    if (head.z_final != nullptr) std::copy_n(norm_.z + h * rows_, rows_, head.z_final);
+    if (head.z_residue_final != nullptr) {
+      std::copy_n(norm_.residue + h * rows_, rows_, head.z_residue_final);
+    }
+  }
+}
+
+// A loop of known length without branches, which becomes one of vectors: beyond a chunk's last
+// token, too.
+void divide(const RecurrenceSpec& spec, const float* den, float* factor) {
+  const float scale = static_cast<float>(spec.scale), eps = static_cast<float>(spec.eps);
+  const float least = spec.clamp ? eps : -std::numeric_limits<float>::infinity();
+  const float add = spec.clamp ? 0 : eps;
+  for (std::int64_t i = 0; i < kChunk; ++i) {
+    const float sum = scale * den[i] + add;
+    factor[i] = scale * (1 / (sum < least ? least : sum));
+  }
+}
+
+}  // namespace ouzel
