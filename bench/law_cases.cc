@@ -15,6 +15,7 @@
 #include "bench/measure.h"
 #include "ouzel/context.h"
 #include "ouzel/laws.h"
+#include "src/kernels/law_rows.h"
 
 namespace ouzel::bench {
 namespace {
@@ -219,23 +220,26 @@ Row backward(const LawCase& law, std::int64_t d, Gates gates, const char* varian
   return row;
 }
 
-// S = 0.999 S, in pieces that compilers turn into vectors.
-void scale_in_place(const Data& s) {
-  constexpr std::int64_t kPiece = 32;
-  for (float* p = s.data(); p < s.data() + s.size(); p += kPiece) {
-    for (std::int64_t i = 0; i < kPiece; ++i) p[i] *= 0.999f;
-  }
-}
-
-Row step(const LawCase& law, std::int64_t d, const CaseOptions& bench) {
+// A token beside S = 0.999 S, of both parts of S where the position asks for two.
+Row step(const LawCase& law, std::int64_t d, bool two_parts, const CaseOptions& bench) {
   constexpr int kSteps = 100;  // of one measurement: one takes tens of microseconds
   Problem p(law, 1, d, Gates::kMild);
-  const Data s(7, {1, kHeads, d, d});
+  const std::int64_t rows = kHeads * d * (two_parts ? 2 : 1);
+  const Data s(7, {rows, d});
+  const std::vector<float> factors(static_cast<std::size_t>(rows), 0.999f);
   std::vector<SequenceState> storage;
-  const StateView state = state_view(s.tensor(), {}, storage);
+  StateView state = state_view(View<float, 4>(s.data(), {1, kHeads, d, d}), {}, storage);
+  if (two_parts) {
+    std::fill_n(s.data() + s.size() / 2, s.size() / 2, 0.0f);
+    storage[0].s_residue = s.data() + s.size() / 2;
+    storage[0].position = 1'000'000;
+  }
   Context context = bench.context(1);
   Row row = with_ratio(
-      row_of(law, "step", "an in-place scale of its state over it", 1, d,
+      row_of(law, "step",
+             two_parts ? "an in-place scale of its state's two parts over it"
+                       : "an in-place scale of its state over it",
+             1, d,
              "100 tokens of one sequence; ratio: the time of S = 0.999 S over that of a token"),
       bench.runs,
       [&] {
@@ -244,7 +248,9 @@ Row step(const LawCase& law, std::int64_t d, const CaseOptions& bench) {
         }
       },
       [&] {
-        for (int i = 0; i < kSteps; ++i) scale_in_place(s);
+        for (int i = 0; i < kSteps; ++i) {
+          scale_rows(context.isa(), rows, d, factors.data(), s.data());
+        }
       });
   p.o().consume(law.law->name());
   return row;
@@ -269,7 +275,9 @@ void add_law_cases(std::vector<Case>& cases) {
       add(name + "/backward", d, [=](const CaseOptions& bench) {
         return backward(law, d, Gates::kMild, "mild gates", bench);
       });
-      add(name + "/step", d, [=](const CaseOptions& bench) { return step(law, d, bench); });
+      add(name + "/step", d, [=](const CaseOptions& bench) { return step(law, d, false, bench); });
+      add(name + "/step_two_parts", d,
+          [=](const CaseOptions& bench) { return step(law, d, true, bench); });
       if (!gated) continue;
       add(name + "/harsh_forward", d, [=](const CaseOptions& bench) {
         return forward(law, d, Gates::kHarsh, "2 % of decays 0, 28 % 1e-7", bench);

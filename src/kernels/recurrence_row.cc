@@ -30,7 +30,7 @@ HWY_INLINE V decayed(D d, V s, V factor) {
   return hn::IfThenElseZero(is_kept(d, factor), hn::Mul(s, factor));
 }
 
-float bonus(const RowArgs& a, const float* q) {
+HWY_INLINE float bonus(const RowArgs& a, const float* q) {
   const D d;
   V sum = hn::Zero(d);
   for (std::int64_t i = 0; i < a.keys; i += kLanes) {
@@ -54,40 +54,64 @@ HWY_INLINE void store(V x, float* p, std::int64_t width) {
   kFull ? hn::StoreU(x, d, p) : store_first(d, x, p, width);
 }
 
-template <int kVectors, bool kFull>
-HWY_INLINE void erase_key(const RowArgs& a, std::int64_t i, std::int64_t column, std::int64_t width,
-                          V (&r)[kVectors]) {
+template <int kVectors>
+HWY_INLINE void clear(V (&r)[kVectors]) {
   const D d;
-  const float* s = a.s + i * a.key_stride + column;
-  const V factor = hn::Set(d, a.erase_decayed ? a.decay[i * a.decay_stride] : 1.0f);
-  const V e = hn::Mul(hn::Set(d, a.e[i]), factor);
-  const auto keep = is_kept(d, factor);
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) r[j] = hn::Zero(d);
+}
+
+// A row of S, and what its key's decay asks for: a factor near 1 is applied by its difference to 1,
+// since a rounded factor, the same at every step, would drift; one of exactly 0 drops S, even NaN.
+enum class Factor { kZero, kNearOne, kOther };
+
+struct Key {
+  std::int64_t i;
+  float *s, *residue;
+  const float *decay, *decay_minus_1;
+
+  Key(const RowArgs& a, std::int64_t i)
+      : i(i),
+        s(a.s + i * a.key_stride),
+        residue(a.residue != nullptr ? a.residue + i * a.key_stride : nullptr),
+        decay(a.decay + i * a.decay_stride),
+        decay_minus_1(a.decay_minus_1 + i * a.decay_stride) {}
+  template <bool kResidue>
+  void advance(std::int64_t keys, std::int64_t key_stride, std::int64_t decay_stride) {
+    i += keys;
+    s += keys * key_stride;
+    if constexpr (kResidue) residue += keys * key_stride;
+    decay += keys * decay_stride;
+    decay_minus_1 += keys * decay_stride;
+  }
+  Factor kind() const {
+    if (*decay_minus_1 > -0.5f) return Factor::kNearOne;
+    return *decay == 0 ? Factor::kZero : Factor::kOther;
+  }
+};
+
+// r += e S
+template <int kVectors, bool kFull>
+HWY_INLINE void erase_key(const RowArgs& a, const Key& key, Factor kind, std::int64_t column,
+                          std::int64_t width, V (&r)[kVectors]) {
+  const D d;
+  if (a.erase_decayed && kind == Factor::kZero) return;
+  const V e = hn::Set(d, a.erase_decayed ? a.e[key.i] * *key.decay : a.e[key.i]);
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
-    const V s_j = load<kFull>(s + j * kLanes, width - j * kLanes);
-    r[j] = hn::IfThenElse(keep, hn::MulAdd(e, s_j, r[j]), r[j]);
+    const V s = load<kFull>(key.s + column + j * kLanes, width - j * kLanes);
+    r[j] = hn::MulAdd(e, s, r[j]);
   }
 }
 
-// What is erased: v loses c r (collinear), or r goes with b (general).
+// What is erased, from r = S^T e: v loses c r (collinear), or r goes with b (general).
 template <Erase kErase, bool kValueDecay, int kVectors, bool kFull>
 HWY_INLINE void erase(const RowArgs& a, std::int64_t column, std::int64_t width, V (&v)[kVectors],
                       V (&r)[kVectors]) {
   const D d;
-  // Odd keys have sums of their own: four do not hide the latency.
-  V odd[kVectors];
-  OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) odd[j] = hn::Zero(d);
-  std::int64_t i = 0;
-  for (; i + 1 < a.keys; i += 2) {
-    erase_key<kVectors, kFull>(a, i, column, width, r);
-    erase_key<kVectors, kFull>(a, i + 1, column, width, odd);
-  }
-  if (i < a.keys) erase_key<kVectors, kFull>(a, i, column, width, r);
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
     const std::int64_t at = column + j * kLanes, left = width - j * kLanes;
-    r[j] = hn::Add(r[j], odd[j]);
     if constexpr (kValueDecay) {
       if (a.erase_decayed) r[j] = decayed(d, r[j], load<kFull>(a.value_decay + at, left));
     }
@@ -98,64 +122,102 @@ HWY_INLINE void erase(const RowArgs& a, std::int64_t column, std::int64_t width,
   }
 }
 
-// Changes S and reads it for the first query, before or after.
-template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore, int kVectors, bool kFull>
-HWY_INLINE void update(const RowArgs& a, std::int64_t column, std::int64_t width,
-                       const V (&v)[kVectors], const V (&r)[kVectors], V (&o)[kVectors]) {
+// decay S + change, in two parts: s and low
+template <Factor kFactor>
+HWY_INLINE V two_part_update(D d, V s, V& low, V shrink, V change) {
+  if constexpr (kFactor == Factor::kZero) return two_part_add(d, hn::Zero(d), change, low);
+  if constexpr (kFactor == Factor::kNearOne) {
+    change = hn::Add(change, hn::MulAdd(s, shrink, hn::MulAdd(low, shrink, low)));
+    return two_part_add(d, s, change, low);
+  }
+  change = hn::Add(change, hn::MulAdd(s, shrink, hn::Mul(low, shrink)));
+  return two_part_add(d, hn::Zero(d), change, low);
+}
+
+// Row i of S changes and is read for the first query, before or after.
+template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore, Factor kFactor,
+          int kVectors, bool kFull>
+HWY_INLINE void update_key(const RowArgs& a, const Key& key, float q_i, std::int64_t column,
+                           std::int64_t width, const V (&v)[kVectors], const V (&r)[kVectors],
+                           const V (&value_decay)[kVectors],
+                           const V (&value_decay_minus_1)[kVectors], V (&o)[kVectors]) {
+  const D d;
+  float* s_row = key.s + column;
+  const V k = hn::Set(d, a.k[key.i]), q = hn::Set(d, q_i);
+  const V factor = hn::Set(d, *key.decay), factor_minus_1 = hn::Set(d, *key.decay_minus_1);
+  const V shrink = kFactor == Factor::kNearOne ? factor_minus_1 : factor;
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
+    const std::int64_t left = width - j * kLanes;
+    V s = hn::Zero(d);
+    if constexpr (kFactor != Factor::kZero || kReadBefore)
+      s = load<kFull>(s_row + j * kLanes, left);
+    if constexpr (kReadBefore) o[j] = hn::MulAdd(q, s, o[j]);
+    if constexpr (kResidue) {
+      float* residue = key.residue + column + j * kLanes;
+      V low = load<kFull>(residue, left);
+      V change = hn::Mul(k, v[j]);
+      if constexpr (kErase == Erase::kGeneral) {
+        change = hn::MulAdd(hn::Set(d, a.b[key.i]), r[j], change);
+      }
+      if constexpr (kValueDecay) {
+        const V minus_1 = hn::MulAdd(factor_minus_1, value_decay_minus_1[j],
+                                     hn::Add(factor_minus_1, value_decay_minus_1[j]));
+        s = two_part_sum(d, s, low, hn::Mul(factor, value_decay[j]), minus_1, change);
+      } else {
+        s = two_part_update<kFactor>(d, s, low, shrink, change);
+      }
+      store<kFull>(low, residue, left);
+    } else {
+      if constexpr (kFactor == Factor::kZero) s = hn::Zero(d);
+      if constexpr (kFactor == Factor::kNearOne) s = hn::MulAdd(s, shrink, s);
+      if constexpr (kFactor == Factor::kOther) s = hn::Mul(s, shrink);
+      if constexpr (kValueDecay) s = decayed(d, s, value_decay[j]);
+      s = hn::MulAdd(k, v[j], s);
+      if constexpr (kErase == Erase::kGeneral) s = hn::MulAdd(hn::Set(d, a.b[key.i]), r[j], s);
+    }
+    store<kFull>(s, s_row + j * kLanes, left);
+    if constexpr (!kReadBefore) o[j] = hn::MulAdd(q, s, o[j]);
+  }
+}
+
+// All rows of S, from the last up where `up`; beside each, the same row of the columns from `after`
+// on is swept for `next`.
+template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore, bool kSweep,
+          int kVectors, bool kFull>
+HWY_INLINE void update(const RowArgs& a, std::int64_t column, std::int64_t width, bool up,
+                       const V (&v)[kVectors], const V (&r)[kVectors], V (&o)[kVectors],
+                       std::int64_t after, V (&next)[kVectors]) {
   const D d;
   V value_decay[kVectors], value_decay_minus_1[kVectors];
-  if constexpr (kValueDecay) {
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      const std::int64_t at = column + j * kLanes, left = width - j * kLanes;
-      value_decay[j] = load<kFull>(a.value_decay + at, left);
-      if constexpr (kResidue) {
-        value_decay_minus_1[j] = load<kFull>(a.value_decay_minus_1 + at, left);
-      }
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) {
+    const std::int64_t at = column + j * kLanes, left = width - j * kLanes;
+    value_decay[j] = value_decay_minus_1[j] = hn::Zero(d);
+    if constexpr (kValueDecay) value_decay[j] = load<kFull>(a.value_decay + at, left);
+    if constexpr (kValueDecay && kResidue) {
+      value_decay_minus_1[j] = load<kFull>(a.value_decay_minus_1 + at, left);
     }
   }
   const float* q = a.queries > 0 ? a.q : a.k;  // a row that is not read: whatever
-  for (std::int64_t step = 0; step < a.keys; ++step) {
-    // After the sweep of the erase, the last keys are the ones that are still in the cache: rows of
-    // a power of two leave room for three quarters of 128.
-    const std::int64_t i = kErase == Erase::kNone ? step : a.keys - 1 - step;
-    float* s_row = a.s + i * a.key_stride + column;
-    float* low_row = kResidue ? a.residue + i * a.key_stride + column : nullptr;
-    const V k = hn::Set(d, a.k[i]), q_i = hn::Set(d, q[i]);
-    const V factor = hn::Set(d, a.decay[i * a.decay_stride]);
-    const V factor_minus_1 = hn::Set(d, a.decay_minus_1[i * a.decay_stride]);
-    const auto keep = is_kept(d, factor);
-    const auto near_one = hn::Gt(factor_minus_1, hn::Set(d, -0.5f));
-    const V shrink = hn::IfThenElse(near_one, factor_minus_1, factor);
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      const std::int64_t left = width - j * kLanes;
-      V s = load<kFull>(s_row + j * kLanes, left);
-      if constexpr (kReadBefore) o[j] = hn::MulAdd(q_i, s, o[j]);
-      if constexpr (kResidue) {
-        V low = load<kFull>(low_row + j * kLanes, left);
-        V both = factor, minus_1 = factor_minus_1;
-        if constexpr (kValueDecay) {
-          minus_1 =
-              hn::MulAdd(minus_1, value_decay_minus_1[j], hn::Add(minus_1, value_decay_minus_1[j]));
-          both = hn::Mul(both, value_decay[j]);
-        }
-        V change = hn::Mul(k, v[j]);
-        if constexpr (kErase == Erase::kGeneral) {
-          change = hn::MulAdd(hn::Set(d, a.b[i]), r[j], change);
-        }
-        s = two_part_sum(d, s, low, both, minus_1, change);
-        store<kFull>(low, low_row + j * kLanes, left);
-      } else {
-        // Near 1 by the difference to 1: a rounded factor, the same at every step, would drift.
-        s = hn::IfThenElseZero(keep, hn::MulAdd(s, shrink, hn::IfThenElseZero(near_one, s)));
-        if constexpr (kValueDecay) s = decayed(d, s, value_decay[j]);
-        s = hn::MulAdd(k, v[j], s);
-        if constexpr (kErase == Erase::kGeneral) s = hn::MulAdd(hn::Set(d, a.b[i]), r[j], s);
-      }
-      store<kFull>(s, s_row + j * kLanes, left);
-      if constexpr (!kReadBefore) o[j] = hn::MulAdd(q_i, s, o[j]);
+  const std::int64_t step = up ? -1 : 1;
+  Key key(a, up ? a.keys - 1 : 0);
+  for (std::int64_t n = 0; n < a.keys; ++n) {
+    const float q_i = q[key.i];
+    const auto change = [&]<Factor kFactor>() HWY_ATTR {
+      update_key<kErase, kValueDecay, kResidue, kReadBefore, kFactor, kVectors, kFull>(
+          a, key, q_i, column, width, v, r, value_decay, value_decay_minus_1, o);
+      if constexpr (kSweep) erase_key<kVectors, kFull>(a, key, kFactor, after, 0, next);
+    };
+    const Factor kind = key.kind();
+    if (kind == Factor::kNearOne) {
+      change.template operator()<Factor::kNearOne>();
+    } else if (kind == Factor::kOther) {
+      change.template operator()<Factor::kOther>();
+    } else {
+      change.template operator()<Factor::kZero>();
     }
+    key.advance<kResidue>(step, a.key_stride, a.decay_stride);
   }
 }
 
@@ -198,37 +260,67 @@ HWY_INLINE void read_others(const RowArgs& a, std::int64_t column, std::int64_t 
   }
 }
 
-// kVectors vectors of columns, `width` numbers of them valid.
-template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore, int kVectors, bool kFull>
-void row_columns(const RowArgs& a, std::int64_t column, std::int64_t width) {
-  const D d;
-  V v[kVectors], r[kVectors], o[kVectors];
+// kVectors vectors of columns, `width` numbers of them valid; r = S^T e of them, and of those from
+// `after` on afterwards.
+template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore, bool kSweep,
+          int kVectors, bool kFull>
+HWY_INLINE void row_columns(const RowArgs& a, std::int64_t column, std::int64_t width, bool up,
+                            std::int64_t after, V (&r)[kVectors]) {
+  V v[kVectors], o[kVectors], next[kVectors];
+  clear(next);
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
     v[j] = load<kFull>(a.v + column + j * kLanes, width - j * kLanes);
-    r[j] = hn::Zero(d);
   }
   if constexpr (kErase != Erase::kNone) {
     erase<kErase, kValueDecay, kVectors, kFull>(a, column, width, v, r);
   }
   if constexpr (kReadBefore) read_others<kVectors, kFull>(a, column, width, v);
   begin_read<kVectors, kFull>(a, 0, v, o);
-  update<kErase, kValueDecay, kResidue, kReadBefore, kVectors, kFull>(a, column, width, v, r, o);
+  update<kErase, kValueDecay, kResidue, kReadBefore, kSweep, kVectors, kFull>(a, column, width, up,
+                                                                              v, r, o, after, next);
   if (a.queries > 0) end_read<kVectors, kFull>(a, 0, column, width, o);
   if constexpr (!kReadBefore) read_others<kVectors, kFull>(a, column, width, v);
+  OUZEL_UNROLL
+  for (int j = 0; j < kVectors; ++j) r[j] = next[j];
 }
 
+// With an erase, columns are swept for r while those before them change: memory and arithmetic both
+// have work. Each sweep begins where the one before ended, among keys that are still in the cache:
+// where rows are a power of two of bytes it has room for 96 of 128 of them.
 template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore>
-void row(const RowArgs& a) {
-  // Of 128 keys, four vectors of AVX-512 take two thirds of the first-level cache.
-  constexpr int kVectors = 4;
-  std::int64_t column = 0;
-  for (; column + kVectors * kLanes <= a.columns; column += kVectors * kLanes) {
-    row_columns<kErase, kValueDecay, kResidue, kReadBefore, kVectors, true>(a, column, 0);
+void row(const RowArgs& args) {
+  const RowArgs a = args;  // its own: what is stored to S cannot change it
+  constexpr bool kErases = kErase != Erase::kNone;
+  constexpr int kVectors = kErases ? HWY_MAX(2, 8 / static_cast<int>(kLanes)) : 4;
+  constexpr std::int64_t kColumns = kVectors * kLanes;
+  const std::int64_t whole = a.columns / kColumns * kColumns;
+  bool up = false;
+  const auto sweep = [&]<int kSwept, bool kFull>(std::int64_t column, V(&r)[kSwept]) HWY_ATTR {
+    clear(r);
+    for (std::int64_t i = 0; kErases && i < a.keys; ++i) {
+      const Key key(a, i);
+      erase_key<kSwept, kFull>(a, key, key.kind(), column, a.columns - column, r);
+    }
+    up = kErases;
+  };
+  if (whole > 0) {
+    V r[kVectors];
+    sweep.template operator()<kVectors, true>(0, r);
+    std::int64_t column = 0;
+    for (; column + kColumns < whole; column += kColumns) {
+      row_columns<kErase, kValueDecay, kResidue, kReadBefore, kErases, kVectors, true>(
+          a, column, 0, up, column + kColumns, r);
+      up = kErases && !up;
+    }
+    row_columns<kErase, kValueDecay, kResidue, kReadBefore, false, kVectors, true>(a, column, 0, up,
+                                                                                   0, r);
   }
-  for (; column < a.columns; column += kLanes) {
-    row_columns<kErase, kValueDecay, kResidue, kReadBefore, 1, false>(a, column,
-                                                                      a.columns - column);
+  for (std::int64_t column = whole; column < a.columns; column += kLanes) {
+    V r[1];
+    sweep.template operator()<1, false>(column, r);
+    row_columns<kErase, kValueDecay, kResidue, kReadBefore, false, 1, false>(
+        a, column, a.columns - column, up, 0, r);
   }
 }
 
