@@ -213,9 +213,12 @@ TEST_P(Laws, NeitherReadNorLeavePadding) {
 
 TEST_P(Laws, WeightsTimesValuesAreTheOutput) {
   if (law().has(LawRole::kWriteGate)) return;  // no weights that all values share
-  for (bool reverse : {false, true}) {
+  for (const auto& [dtype, reverse] : {std::pair{DType::kF32, false},
+                                       {DType::kF32, true},
+                                       {DType::kBF16, true},
+                                       {DType::kF16, false}}) {
     Context context({.threads = 2, .poison_scratch = true});
-    LawCase scan(law(), kSizes[0]), parallel(law(), kSizes[0]);
+    LawCase scan(law(), kSizes[0], dtype), parallel(law(), kSizes[0], dtype);
     scan.options.reverse = parallel.options.reverse = reverse;
     for (LawCase* c : {&scan, &parallel}) c->in.erase("gv");
     std::fill(scan.initial.begin(), scan.initial.end(), 0.0f);
@@ -249,7 +252,7 @@ TEST_P(Laws, WeightsTimesValuesAreTheOutput) {
     Comparison comparison;
     comparison.output("o of the parallel form", parallel.o.array<float>(), scan.o.array<double>());
     comparison.output("o of the scan", scan.o.array<float>(), product);
-    comparison.expect_within(kFloat32);
+    comparison.expect_within(dtype == DType::kF32 ? kFloat32 : kHalf);
   }
 }
 

@@ -31,7 +31,7 @@ class WeightSource final : public LawSource {
         value_pitch_(padded(call.kind().values, kSlab)) {
     stage_ = memory.template take<float>(call.kind().queries * kChunk * pitch_);
     values_ = memory.template take<float>(kChunk * rows_per_token_ * value_pitch_);
-    product_ = memory.template take<float>(kChunk * value_pitch_);
+    sum_ = memory.template take<float>(call.kind().queries * call.shape().tokens * value_pitch_);
   }
 
   // Columns of the weights that belong to tokens [begin, begin + 64).
@@ -71,10 +71,17 @@ class WeightSource final : public LawSource {
         const std::int64_t known = known_columns(first + i, columns);
         if (first + i < columns) w[i * pitch_ + first + i] += skip_;
         store_weights(output, begin_ + first + i, w + i * pitch_, known);
-        multiply(w + i * pitch_, known, product_ + i * value_pitch_);
+        multiply(w + i * pitch_, known, sum_of(r) + (begin_ + first + i) * value_pitch_);
       }
+    }
+  }
+
+  // What all blocks gave together, rounded once.
+  void store_outputs() const {
+    for (std::int64_t r = 0; r < call_.kind().queries; ++r) {
+      const std::int64_t output = state_ * call_.kind().queries + r;
       LawTensorRows{isa_, o_, segment_, output, call_.reverse(), 1}.store(
-          begin_ + first, tokens, 0, call_.kind().values, 1, begin_ > 0, product_, value_pitch_);
+          0, segment_.length, 0, call_.kind().values, 1, false, sum_of(r), value_pitch_);
     }
   }
 
@@ -102,6 +109,7 @@ class WeightSource final : public LawSource {
     p.b = values_;
     p.b_row = p.c_row = value_pitch_;
     p.c = out;
+    p.add = begin_ > 0;
     small_product(isa_, p);
   }
   void store_weights(std::int64_t output, std::int64_t token, const float* w,
@@ -115,21 +123,22 @@ class WeightSource final : public LawSource {
       row[position(begin_ + i / rows_per_token_) * rows_per_token_ + i % rows_per_token_] = w[i];
     }
   }
+  float* sum_of(std::int64_t query) const {
+    return sum_ + query * call_.shape().tokens * value_pitch_;
+  }
+
   const Tensor& weights_;
   const LawTensor& o_;
   std::int64_t rows_per_token_, pitch_, value_pitch_;
   std::int64_t begin_ = 0;
   float skip_ = 0;  // on the diagonal
-  float *stage_ = nullptr, *values_ = nullptr, *product_ = nullptr;
+  float *stage_ = nullptr, *values_ = nullptr, *sum_ = nullptr;
 };
 
-void check(const LawCall& call, const RecurrenceInputs& inputs, const RecurrenceOutputs& outputs,
-           const LawTensor& o) {
+void check(const LawCall& call, const RecurrenceInputs& inputs, const RecurrenceOutputs& outputs) {
   if (inputs.initial_state.present() || outputs.final_state.present()) {
     call.refuse("the parallel form has no states; use the scan");
   }
-  if (o.is_narrow())
-    call.refuse("the parallel form gives float32; use the scan for 16-bit outputs");
   if (call.kind().strength_per_value || call.kind().value_decay || call.in(kWriteGate).present()) {
     call.refuse(
         "gates and strengths that differ between the values have no weights that all values "
@@ -152,7 +161,7 @@ void check(const LawCall& call, const RecurrenceInputs& inputs, const Recurrence
 
 void law_parallel(Context& context, const LawCall& call, const RecurrenceInputs& inputs,
                   const RecurrenceOutputs& outputs, const LawTensor& o) {
-  check(call, inputs, outputs, o);
+  check(call, inputs, outputs);
   const RecurrenceShape& shape = call.shape();
   const std::int64_t n = call.kind().rows_per_token;
   if (outputs.weights.present()) {
@@ -187,6 +196,7 @@ void law_parallel(Context& context, const LawCall& call, const RecurrenceInputs&
       rows_scan(context.isa(), block, source, 0, block.values, {}, 0, {}, scratch);
       scratch.rewind(mark);
     }
+    source.store_outputs();
   });
 }
 
