@@ -5,8 +5,12 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include <gtest/gtest.h>
+
+#include "ouzel/context.h"
+#include "src/kernels/convert.h"
 
 namespace ouzel {
 namespace {
@@ -86,6 +90,57 @@ TEST(Half, OverflowsToInfinityAndKeepsNaN) {
   const float nan = std::bit_cast<float>(0x7f800001u);
   EXPECT_TRUE(std::isnan(to_float(to_bf16(nan))));
   EXPECT_TRUE(std::isnan(to_float(to_f16(nan))));
+}
+
+// Arrays of every pattern, at odd addresses and of odd lengths, give the bits that numbers give.
+TEST(Half, ArraysAreConvertedAsNumbersAre) {
+  for (const DType type : {DType::kBF16, DType::kF16}) {
+    const auto narrow = [&](float x) -> std::uint32_t {
+      return type == DType::kBF16 ? to_bf16(x).bits : to_f16(x).bits;
+    };
+    const auto widen = [&](std::uint16_t bits) {
+      return type == DType::kBF16 ? to_float(BFloat16{bits}) : to_float(Float16{bits});
+    };
+    std::vector<std::uint16_t> halves(0x10000);
+    std::vector<float> floats;
+    for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+      halves[bits] = static_cast<std::uint16_t>(bits);
+      // Around each half: below, at and above it, and at the middle between it and the next.
+      for (const std::uint32_t low :
+           {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u}) {
+        floats.push_back(std::bit_cast<float>(bits << 16 | low));
+      }
+    }
+    for (Isa isa : supported_isas()) {
+      SCOPED_TRACE(name_of(isa));
+      for (const std::size_t skip : {0u, 1u, 3u}) {
+        const std::size_t n = halves.size() - 7 * skip;
+        std::vector<float> wide(n + 1, 7.0f);
+        convert(isa, type, halves.data() + skip, DType::kF32, wide.data(), std::ssize(wide) - 1);
+        for (std::size_t i = 0; i < n; ++i) {
+          const float expected = widen(halves[i + skip]);
+          if (std::isnan(expected)) {
+            ASSERT_TRUE(std::isnan(wide[i])) << i;
+          } else {
+            ASSERT_EQ(std::bit_cast<std::uint32_t>(wide[i]), std::bit_cast<std::uint32_t>(expected))
+                << i;
+          }
+        }
+        EXPECT_EQ(wide[n], 7.0f);
+        const std::size_t m = floats.size() - 7 * skip;
+        std::vector<std::uint16_t> back(m + 1, 7);
+        convert(isa, DType::kF32, floats.data() + skip, type, back.data(), std::ssize(back) - 1);
+        for (std::size_t i = 0; i < m; ++i) {
+          if (std::isnan(floats[i + skip])) {
+            ASSERT_TRUE(std::isnan(widen(back[i]))) << i;
+          } else {
+            ASSERT_EQ(back[i], narrow(floats[i + skip])) << floats[i + skip];
+          }
+        }
+        EXPECT_EQ(back[m], 7);
+      }
+    }
+  }
 }
 
 }  // namespace

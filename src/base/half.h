@@ -10,6 +10,8 @@
 
 namespace ouzel {
 
+constexpr bool is_half(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
+
 inline float to_float(BFloat16 x) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
 }

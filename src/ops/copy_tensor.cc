@@ -6,6 +6,7 @@
 
 #include "src/base/context_impl.h"
 #include "src/base/half.h"
+#include "src/kernels/convert.h"
 
 namespace ouzel {
 namespace {
@@ -120,8 +121,15 @@ std::int64_t step_of(const ConstTensor& x) {
 
 void copy_tensor(Context& context, const ConstTensor& from, const Tensor& to) {
   const CopyRow copy = copy_row_of(from.dtype, to.dtype);
+  const bool dense = step_of(from) == size_of(from.dtype) && step_of(to) == size_of(to.dtype);
+  const bool converts = dense && ((is_half(from.dtype) && to.dtype == DType::kF32) ||
+                                  (from.dtype == DType::kF32 && is_half(to.dtype)));
   for_rows(context, from, [&](std::int64_t row, std::int64_t columns) {
-    copy(row_at(from, row), step_of(from), row_at(to, row), step_of(to), columns);
+    if (converts) {
+      convert(context.isa(), from.dtype, row_at(from, row), to.dtype, row_at(to, row), columns);
+    } else {
+      copy(row_at(from, row), step_of(from), row_at(to, row), step_of(to), columns);
+    }
   });
 }
 

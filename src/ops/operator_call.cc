@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "src/base/half.h"
 #include "src/base/text.h"
 #include "src/ops/copy_tensor.h"
 
@@ -24,8 +25,6 @@ constexpr std::int64_t kMaxSequences = 1 << 22;
 std::string describe(const ConstTensor& tensor) {
   return fmt::format("{} {}", name_of(tensor.dtype), shape_string(tensor));
 }
-
-bool is_half(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
 
 // Whether a row of the table can work on it as it is.
 bool is_plain(const ConstTensor& tensor, DType dtype) {
