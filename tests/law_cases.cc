@@ -255,6 +255,16 @@ std::vector<MatrixCase> matrix_samples(Int tokens) {
     cases.push_back(c);
     ++next;
   }
+  // Laws of one decay a token whose rows are whole pieces are scanned several heads at once.
+  for (const char* law : {"simple_gla", "mamba2_ssd"}) {
+    for (const Gates gates : {Gates::kMixed, Gates::kHarsh}) {
+      MatrixCase c{law, tokens, 32, 32};
+      c.gates = gates;
+      c.states = true;
+      c.optional = gates == Gates::kHarsh;
+      cases.push_back(c);
+    }
+  }
   return cases;
 }
 

@@ -43,7 +43,8 @@ Call make_call(const MatrixCase& c, std::uint64_t seed);
 // Pairwise cover of the corners, and their cross product over laws, tokens and sizes.
 std::vector<MatrixCase> matrix_cases();
 std::vector<MatrixCase> all_matrix_cases();
-// One case of each law, of moderate size, for the invariances. `tokens` per sequence.
+// One case of each law, of moderate size, for the invariances, and some more of the laws that are
+// scanned in another way at other sizes. `tokens` per sequence.
 std::vector<MatrixCase> matrix_samples(std::int64_t tokens);
 
 }  // namespace ouzel::test

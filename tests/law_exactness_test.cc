@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -217,7 +218,64 @@ TEST(LawExactness, LongSumsStayExact) {
   }
 }
 
-// The same with erases: what nearly equal keys leave of a state is little, so nothing adds up.
+// Laws of one decay a token, whose heads are scanned together: the same sums, and gates of every
+// strength among sums in two parts.
+TEST(LawExactness, LongScansOfHeads) {
+  for (const char* law : {"simple_gla", "mamba2_ssd"}) {
+    for (const Gates gates : {Gates::kWeak, Gates::kMixed, Gates::kHarsh, Gates::kReset}) {
+      MatrixCase c{law, gates == Gates::kWeak ? 20'000 : 2'300, 16, 32};
+      c.gates = gates;
+      c.heads = gates == Gates::kWeak ? Heads::kOne : Heads::kEqual;
+      c.data = gates == Gates::kWeak ? Data::kNarrowPositive : Data::kZeroMean;
+      c.states = c.optional = true;
+      SCOPED_TRACE(name_of(c));
+      Call call = make_call(c, 84);
+      call.upstream.clear();
+      expect_reference(call, gates == Gates::kWeak ? kAnyInput : kFloat32);
+    }
+  }
+}
+
+// A reset forgets NaN, among sums in two parts too.
+TEST(LawExactness, AHardResetForgetsEvenNaNInLongScansOfHeads) {
+  MatrixCase c{"simple_gla", 2'300, 16, 32};
+  c.heads = Heads::kEqual;
+  c.states = true;
+  Call call = make_call(c, 85);
+  call.upstream.clear();
+  Doubles& g = by_name(call).inputs.at("g");
+  const Int heads = g.shape[2];
+  for (const Int reset : {Int{40}, Int{2'200}}) {
+    for (Int h = 0; h < heads; ++h) {
+      for (Int b = 0; b < g.shape[0]; ++b) {
+        g.data[static_cast<std::size_t>((b * 2'300 + reset) * heads + h)] = -kInfinity;
+      }
+    }
+  }
+  const Results<double> truth = run_reference(call);
+  Doubles& k = by_name(call).inputs.at("k");
+  const std::size_t row = static_cast<std::size_t>(k.shape[2] * k.shape[3]);
+  for (const Int poisoned : {Int{20}, Int{2'100}})
+    k.data[static_cast<std::size_t>(poisoned) * row] = kNan;
+  for (Context& context : contexts()) {
+    SCOPED_TRACE(name_of(context.isa()));
+    const Results<float> r = run(context, call);
+    const Floats& o = array_of(r.outputs, "o");
+    for (const auto& [begin, end, nan] : {std::tuple(0, 20, false),
+                                          {20, 40, true},
+                                          {40, 2'100, false},
+                                          {2'100, 2'200, true},
+                                          {2'200, 2'300, false}}) {
+      for (Int t = begin; t < end; ++t) ASSERT_EQ(std::isnan(o(0, t, 0, 0)), nan) << t;
+    }
+    Comparison comparison;
+    comparison.output("final_state", array_of(r.outputs, "final_state"),
+                      array_of(truth.outputs, "final_state"));
+    comparison.expect_within(bounds_on(context.isa(), kFloat32));
+  }
+}
+
+// The same sums with erases: what nearly equal keys leave of a state is little, so nothing adds up.
 TEST(LawExactness, LongErasesStayExact) {
   for (const ouzel::Law* law : matrix_laws()) {
     if (law->erase == EraseKind::kNone) continue;

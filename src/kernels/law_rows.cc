@@ -30,7 +30,11 @@ HWY_INLINE void LoadRowsOf(const LoadRowsArgs& a) {
     const Element* ahead = from + HWY_MIN(r + kRowsAhead, a.rows - 1) * a.stride;
     float* to = a.to + r * a.every * a.pitch;
     if (a.pitch == 1) {
-      *to = hn::GetLane(hn::Mul(factor, LoadFirst(d, x, 1)));
+      if constexpr (sizeof(Element) == sizeof(float)) {
+        *to = a.factor * *x;
+      } else {
+        *to = hn::GetLane(hn::Mul(factor, LoadFirst(d, x, 1)));
+      }
       continue;
     }
     int64_t i = 0;

@@ -123,19 +123,25 @@ struct Meanwhile {
 // Packs what is left, and completes z and den.
 void finish_pack_ahead(Isa isa, PackAhead& pack);
 
-// One slab over one block of tokens. The state is multiplied by `enter` before the first token and
-// by `leave` after the last; a factor of exactly 0 clears it, even of NaN.
+// One slab over a chunk. The state is multiplied by `enter` before each block of tokens, and by
+// `leave` after the last; a factor of exactly 0 clears it, even of NaN.
+struct TileBlock {
+  std::int64_t tokens = 0;
+  float enter = 1;
+};
 struct TileArgs {
   TileMode mode = TileMode::kScan;
   std::int64_t tokens = 0, key_blocks = 0;
-  const float* keyed = nullptr;   // first token of the block
+  const TileBlock* blocks = nullptr;  // `tokens` together
+  float leave = 1;
+  const float* keyed = nullptr;
   const float* values = nullptr;  // [tokens][32]
   float* state = nullptr;         // [8 key_blocks][32]
-  float enter = 1, leave = 1;
   const float* factor = nullptr;  // [tokens]
   float* partial = nullptr;       // [tokens][32], scratch
   float* out = nullptr;           // rows of `width` numbers
   std::int64_t out_stride = 0, width = 0;
+  float skip = 0;       // out += skip value
   bool stream = false;  // out past the caches: rows of whole lines; see finish_streams
   Meanwhile* meanwhile = nullptr;
 };
@@ -161,6 +167,7 @@ struct LongArgs {
   float* partial = nullptr;       // [16][32], scratch
   float* out = nullptr;           // null: only write
   std::int64_t out_stride = 0, width = 0;
+  float skip = 0;
   bool stream = false;
   Meanwhile* meanwhile = nullptr;
 };

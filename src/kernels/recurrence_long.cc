@@ -154,7 +154,11 @@ HWY_INLINE void read_tile(const LongArgs& a, const V (&s)[kTileKeys][kVectors], 
     for (int j = 0; j < kVectors; ++j) {
       if constexpr (kLast) {
         const std::int64_t token = t0 + t + u;
-        const V y = hn::Mul(o[u][j], hn::Set(d, a.factor[token]));
+        V y = hn::Mul(o[u][j], hn::Set(d, a.factor[token]));
+        if (a.skip != 0.0f) {
+          const V v = hn::Load(d, a.values + token * kSlab + column + j * kLanes);
+          y = hn::MulAdd(v, hn::Set(d, a.skip), y);
+        }
         float* out = a.out + token * a.out_stride + column + j * kLanes;
         if (a.stream) {
           hn::Stream(y, d, out);

@@ -51,7 +51,6 @@ void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column) {
       s[i][j] = hn::Load(d, state + i * kSlab + j * kLanes);
     }
   }
-  scale_tile(s, a.enter);
   const float* keyed = a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock;
   const float* values = a.values + column;
   float* partial = a.partial + column;
@@ -87,7 +86,10 @@ void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column) {
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
         if constexpr (kLast) {
-          const V y = hn::Mul(o[j], hn::Set(d, a.factor[t]));
+          V y = hn::Mul(o[j], hn::Set(d, a.factor[t]));
+          if constexpr (kMode == TileMode::kScan) {
+            if (a.skip != 0.0f) y = hn::MulAdd(v[j], hn::Set(d, a.skip), y);
+          }
           if (a.stream) {
             hn::Stream(y, d, out + j * kLanes);
           } else {
@@ -106,12 +108,20 @@ void tile_of(const TileArgs& a, std::int64_t key, std::int64_t column) {
   };
   // Nothing but the pieces is counted: a counter more a token costs 3 points of efficiency.
   Pieces<kBeside> pieces(a.meanwhile, a.tokens / 2);
-  for (std::int64_t n = pieces.count; n > 0; --n) {
-    pieces.next();
-    token();
-    token();
+  std::int64_t left = pieces.count;
+  for (const TileBlock* block = a.blocks; t < a.tokens; ++block) {
+    scale_tile(s, block->enter);
+    const std::int64_t end = t + block->tokens;
+    const std::int64_t pairs = HWY_MIN(left, block->tokens / 2);
+    left -= pairs;
+    for (std::int64_t n = pairs; n > 0; --n) {
+      pieces.next();
+      token();
+      token();
+    }
+    while (t < end) token();
   }
-  while (t < a.tokens) token();
+  for (; left > 0; --left) pieces.next();
   if constexpr (kMode != TileMode::kRead) {
     scale_tile(s, a.leave);
     OUZEL_UNROLL

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+
+#include "src/kernels/traffic.h"
 
 namespace ouzel {
 namespace {
@@ -47,11 +50,13 @@ HeadsTask HeadsTasks::operator[](std::int64_t task) const {
 }
 
 void HeadsScan::begin(Isa isa, const HeadsScanArgs& args) {
-  plain_ = args.write_scale == 1;
+  isa_ = isa;
+  plain_ = args.write_scale == 1 && args.gates == nullptr;
   for (std::int64_t h = 0; h < count_; ++h) {
     const ScannedHead& head = heads_[h];
     pass_.select(h);
     pass_.begin(isa, head.fold, head.initial, head.position);
+    if (args.gates != nullptr) continue;
     plain_ = plain_ && head.fold->log_decay == 0;
     for (std::int64_t i = 0; i < kChunk; ++i) {
       factors_[h * kChunk + i] = args.read_scale * head.fold->read[i];
@@ -67,7 +72,35 @@ void HeadsScan::begin(Isa isa, const HeadsScanArgs& args) {
   }
 }
 
+void HeadsScan::fold_gates(const HeadsScanArgs& args, std::int64_t t) {
+  const std::int64_t tokens = std::min(kChunk, args.length - t);
+  for (std::int64_t h = 0; h < count_; ++h) {
+    float log_decays[kChunk];
+    float* strength = write_factors_ + h * kChunk;
+    std::fill_n(strength, kChunk, 1.0f);
+    args.gates->load(h, t, tokens, log_decays, strength);
+    ChunkDecays& decays = next_decays_[h];
+    decays.fold(isa_, log_decays, tokens);
+    for (std::int64_t i = 0; i < kChunk; ++i) strength[i] *= args.write_scale * decays.write[i];
+  }
+}
+
+void HeadsScan::keep(float* to) const {
+  if (to == nullptr) return;
+  const std::int64_t keys = padded(rows_, kSlab), own = rows_ * kSlab;
+  for (std::int64_t slab = 0; slab < columns_ / kSlab; ++slab, to += keys * kSlab) {
+    const float* from = pass_.state() + slab * own;
+    if (reinterpret_cast<std::uintptr_t>(to) % 64 == 0) {
+      memory_traffic(isa_, {&from, 1}, {&to, 1}, own);  // past the caches
+    } else {
+      std::copy_n(from, own, to);
+    }
+    std::fill(to + own, to + keys * kSlab, 0.0f);
+  }
+}
+
 void HeadsScan::pack(const HeadsScanArgs& args, std::int64_t t) {
+  if (args.gates != nullptr) fold_gates(args, t);
   pass_.pack_ahead({args.read.at(t), args.read.stride, args.map},
                    {args.write.at(t), args.write.stride, args.map},
                    {args.values.at(t), args.values.stride}, args.length - t,
@@ -86,18 +119,26 @@ void HeadsScan::run(Isa isa, const HeadsScanArgs& args) {
     for (std::int64_t h = 0; h < count_ && args.normalize != nullptr; ++h) {
       divide(*args.normalize, norm_.den + h * kChunk, factors_ + h * kChunk);
     }
+    if (args.gates != nullptr) {
+      std::swap(decays_, next_decays_);
+      for (std::int64_t i = 0; i < count_ * kChunk; ++i) {
+        factors_[i] = args.read_scale * decays_[i / kChunk].read[i % kChunk];
+      }
+    }
     if (next < args.length) {
       pack(args, next);
       if (!args.stream) pass_.prefetch(args.out.at(next), args.out.stride, count_ * columns_);
     }
     for (std::int64_t h = 0; h < count_; ++h) {
       pass_.select(h);
+      pass_.skip(heads_[h].skip);
+      if (args.gates != nullptr) keep(args.gates->kept(h, t));
       pass_.run(TileMode::kScan, tokens, factors_ + h * kChunk, args.out.at(t) + h * columns_,
-                args.out.stride, args.stream);
+                args.out.stride, args.stream, args.gates != nullptr ? decays_ + h : nullptr);
     }
     if (next < args.length) pass_.finish_ahead();
   }
-  if (args.stream) finish_streams();
+  finish_streams();
   end();
 }
 

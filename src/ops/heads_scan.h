@@ -11,13 +11,26 @@ namespace ouzel {
 
 // What a head does not share with its neighbours.
 struct ScannedHead {
-  const Fold* fold = nullptr;
+  const Fold* fold = nullptr;  // null: see HeadsScanArgs::gates
   StateMemory<const float> initial;
   std::int64_t position = 0;  // tokens that `initial` has seen
   StateMemory<float> final;
   // The normaliser's: [features], or null.
   const float *z_initial = nullptr, *z_residue_initial = nullptr;
   float *z_final = nullptr, *z_residue_final = nullptr;
+  float skip = 0;  // out += skip values
+};
+
+// The log decays of a head's tokens, where they are not constant.
+class HeadGates {
+ public:
+  virtual ~HeadGates() = default;
+  // Those of tokens [first, first + tokens), and what the rows that they write are multiplied with,
+  // besides (`strength` holds 1 before the call).
+  virtual void load(std::int64_t head, std::int64_t first, std::int64_t tokens, float* log_decay,
+                    float* strength) = 0;
+  // Where the state before token `first` is kept for the backward pass (rows.h), or null.
+  virtual float* kept(std::int64_t head, std::int64_t first) = 0;
 };
 
 struct HeadsScanArgs {
@@ -26,6 +39,7 @@ struct HeadsScanArgs {
   ElementMap map = ElementMap::kIdentity;  // of read and write
   float read_scale = 1, write_scale = 1;
   const RecurrenceSpec* normalize = nullptr;  // whose denominators divide the outputs, or null
+  HeadGates* gates = nullptr;
   bool stream = false;
   std::int64_t length = 0;
 };
@@ -35,11 +49,13 @@ class HeadsScan {
   // States of `rows` x `columns`, see StatePass::packs_ahead.
   template <class Memory>
   HeadsScan(Memory& memory, std::int64_t rows, std::int64_t columns, std::int64_t heads,
-            bool normalize)
+            bool normalize, bool gated = false)
       : pass_(memory, rows, columns, heads, true), rows_(rows), columns_(columns), count_(heads) {
     heads_ = memory.template take<ScannedHead>(heads);
     write_factors_ = memory.template take<float>(heads * kChunk);
     factors_ = memory.template take<float>(heads * kChunk);
+    decays_ = memory.template take<ChunkDecays>(gated ? heads : 0);
+    next_decays_ = memory.template take<ChunkDecays>(gated ? heads : 0);
     if (!normalize) return;
     for (float** p : {&norm_.z, &norm_.residue}) *p = memory.template take<float>(heads * rows);
     norm_.den = memory.template take<float>(heads * kChunk);
@@ -52,13 +68,17 @@ class HeadsScan {
  private:
   void begin(Isa isa, const HeadsScanArgs& args);
   void pack(const HeadsScanArgs& args, std::int64_t t);
+  void fold_gates(const HeadsScanArgs& args, std::int64_t t);
+  void keep(float* to) const;
   void end();
 
   StatePass pass_;
+  Isa isa_ = Isa::kPortable;
   std::int64_t rows_, columns_, count_;
   ScannedHead* heads_;
   bool plain_ = false;               // rows are written as they are
   float *write_factors_, *factors_;  // [heads][64]
+  ChunkDecays *decays_, *next_decays_;
   Normalizer norm_;
 };
 

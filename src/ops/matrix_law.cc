@@ -9,6 +9,7 @@
 #include "ouzel/laws.h"
 #include "src/base/context_impl.h"
 #include "src/ops/law_call.h"
+#include "src/ops/law_heads.h"
 #include "src/ops/law_parallel.h"
 #include "src/ops/law_source.h"
 #include "src/ops/rows_scan.h"
@@ -71,27 +72,9 @@ void check_decays(Context& context, const LawCall& call, std::int64_t states_per
   });
 }
 
-}  // namespace
-
-const char* MatrixLaw::name() const { return law_->name; }
-const char* MatrixLaw::formula() const { return law_->formula; }
-
-void MatrixLaw::operator()(Context& context, const LawOptions& options,
-                           const RecurrenceInputs& inputs, const RecurrenceOutputs& outputs) const {
-  const LawCall call(*law_, options, inputs);
-  const LawTensor o = call.output(outputs.o, "o");
-  if (options.form == Form::kParallel) {
-    law_parallel(context, call, inputs, outputs, o);
-    return;
-  }
-  if (outputs.weights.present()) {
-    call.refuse(
-        "the weights are formed by the parallel form only; ask for it, or leave the weights out");
-  }
-  call.check_state(inputs.initial_state, "the initial state");
-  call.check_state(outputs.final_state, "the final state");
-  if (share_memory(inputs.initial_state, outputs.final_state)) check_decays(context, call, 1);
-
+// The forward pass of any law, but for the positions of final states.
+void law_rows_scan(Context& context, const LawCall& call, const RecurrenceInputs& inputs,
+                   const RecurrenceOutputs& outputs, const LawTensor& o) {
   const RecurrenceShape& shape = call.shape();
   const std::int64_t states = shape.sequences * shape.value_heads;
   const ColumnGroups groups(shape.values, states, true);
@@ -124,10 +107,35 @@ void MatrixLaw::operator()(Context& context, const LawOptions& options,
               groups.begin(group), groups.size(group), position_of(inputs.initial_state, n),
               scratch);
   });
+}
+
+}  // namespace
+
+const char* MatrixLaw::name() const { return law_->name; }
+const char* MatrixLaw::formula() const { return law_->formula; }
+
+void MatrixLaw::operator()(Context& context, const LawOptions& options,
+                           const RecurrenceInputs& inputs, const RecurrenceOutputs& outputs) const {
+  const LawCall call(*law_, options, inputs);
+  const LawTensor o = call.output(outputs.o, "o");
+  if (options.form == Form::kParallel) {
+    law_parallel(context, call, inputs, outputs, o);
+    return;
+  }
+  if (outputs.weights.present()) {
+    call.refuse(
+        "the weights are formed by the parallel form only; ask for it, or leave the weights out");
+  }
+  call.check_state(inputs.initial_state, "the initial state");
+  call.check_state(outputs.final_state, "the final state");
+  if (share_memory(inputs.initial_state, outputs.final_state)) check_decays(context, call, 1);
+
+  law_scans_heads(call, o) ? law_heads_scan(context, call, inputs, outputs, o)
+                           : law_rows_scan(context, call, inputs, outputs, o);
   if (!outputs.final_state.present()) return;
-  for (std::int64_t n = 0; n < shape.sequences; ++n) {
+  for (std::int64_t n = 0; n < call.shape().sequences; ++n) {
     outputs.final_state.sequences[static_cast<std::size_t>(n)].position =
-        position_of(inputs.initial_state, n) + shape.segment(n).length;
+        position_of(inputs.initial_state, n) + call.segment(n).length;
   }
 }
 

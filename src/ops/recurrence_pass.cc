@@ -128,61 +128,88 @@ void StatePass::finish_ahead() {
 }
 
 void StatePass::run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
-                    std::int64_t out_stride, bool stream) {
+                    std::int64_t out_stride, bool stream, const ChunkDecays* decays) {
   if (mode != TileMode::kRead) {
     const bool two_parts = in_two_parts();
     own().position += tokens;
-    if (two_parts) return run_long(tokens, factor, out, out_stride, stream);
+    if (two_parts) return run_long(tokens, factor, out, out_stride, stream, decays);
   }
-  const Fold& fold = *own().fold;
   TileArgs a;
+  TileBlock blocks[kChunk];
+  if (decays != nullptr) {
+    a.blocks = decays->blocks;
+    a.leave = decays->leave;
+  } else {
+    const Fold& fold = *own().fold;
+    std::int64_t n = 0;
+    for (std::int64_t t = 0; t < tokens; t += fold.block, ++n) {
+      if (t != 0) a.leave = fold.leave[fold.block];
+      blocks[n] = {std::min(fold.block, tokens - t), a.leave * fold.enter};
+    }
+    a.blocks = blocks;
+    a.leave = fold.leave[blocks[n - 1].tokens];
+  }
   a.mode = mode;
+  a.tokens = tokens;
   a.key_blocks = key_blocks_;
+  a.keyed = keyed();
+  a.factor = factor;
   a.partial = partial_;
   a.out_stride = out_stride;
+  a.skip = skip_;
   a.stream = stream;
-  a.enter = fold.enter;
   a.meanwhile = &meanwhile_;
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
+    a.values = values(slab);
     a.state = state(slab);
     a.width = std::min(columns_ - slab * kSlab, kSlab);
-    for (std::int64_t t = 0; t < tokens; t += fold.block) {
-      a.tokens = std::min(fold.block, tokens - t);
-      a.leave = fold.leave[a.tokens];
-      a.keyed = keyed() + t * kKeyedPitch;
-      a.values = values(slab) + t * kSlab;
-      if (mode != TileMode::kWrite) {
-        a.factor = factor + t;
-        a.out = out + t * out_stride + slab * kSlab;
-      }
-      recurrence_tile(isa_, a);
-    }
+    if (mode != TileMode::kWrite) a.out = out + slab * kSlab;
+    recurrence_tile(isa_, a);
   }
 }
 
 void StatePass::run_long(std::int64_t tokens, const float* factor, float* out,
-                         std::int64_t out_stride, bool stream) {
-  if (out != nullptr) recurrence_scores(isa_, tokens, key_blocks_, keyed(), scores_);
+                         std::int64_t out_stride, bool stream, const ChunkDecays* decays) {
+  if (decays == nullptr) {
+    return run_long_block(0, tokens, static_cast<double>(tokens) * own().fold->log_decay, factor,
+                          out, out_stride, stream);
+  }
+  for (std::int64_t t = 0, i = 0; t < tokens; t += decays->blocks[i++].tokens) {
+    const float alone = decays->alone[i];
+    if (alone == 0) std::fill_n(state(0), 2 * head_state(), 0.0f);  // even NaN
+    if (alone != 0 && alone != 1) rescale(alone);
+    run_long_block(t, decays->blocks[i].tokens, decays->log[i], factor, out, out_stride, stream);
+  }
+}
+
+void StatePass::run_long_block(std::int64_t first, std::int64_t tokens, double log_decay,
+                               const float* factor, float* out, std::int64_t out_stride,
+                               bool stream) {
+  const float* keyed = this->keyed() + first * kKeyedPitch;
+  if (out != nullptr) recurrence_scores(isa_, tokens, key_blocks_, keyed, scores_);
   LongArgs a;
   a.meanwhile = &meanwhile_;
+  a.skip = skip_;
   a.stream = stream;
   a.tokens = tokens;
   a.key_blocks = key_blocks_;
-  a.keyed = keyed();
+  a.keyed = keyed;
   a.scores = scores_;
-  a.leave_minus_1 =
-      static_cast<float>(std::expm1(static_cast<double>(tokens) * own().fold->log_decay));
-  a.factor = factor;
+  // S + S (e^g - 1) would cancel where e^g is small.
+  const bool strong = log_decay < -0.5;
+  a.leave_minus_1 = strong ? 0 : static_cast<float>(std::expm1(log_decay));
+  a.factor = factor + first;
   a.partial = partial_;
   a.out_stride = out_stride;
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
-    a.values = values(slab);
+    a.values = values(slab) + first * kSlab;
     a.state = state(slab);
     a.low = low(slab);
     a.width = std::min(columns_ - slab * kSlab, kSlab);
-    if (out != nullptr) a.out = out + slab * kSlab;
+    if (out != nullptr) a.out = out + first * out_stride + slab * kSlab;
     recurrence_long(isa_, a);
   }
+  if (strong) rescale(static_cast<float>(std::exp(log_decay)));
 }
 
 bool is_streamed(std::int64_t count, const Rows<float>& rows, std::int64_t column,

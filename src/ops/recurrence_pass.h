@@ -8,6 +8,7 @@
 
 #include "src/base/context_impl.h"
 #include "src/kernels/recurrence.h"
+#include "src/ops/chunk_decays.h"
 #include "src/ops/head_map.h"
 #include "src/ops/recurrence_shape.h"
 
@@ -78,12 +79,13 @@ class StatePass {
 
   // The head that the other functions are about; the first, unless told.
   void select(std::int64_t head) { head_ = head; }
-  // `position`: tokens that the initial state has seen.
+  // `fold`: its decay, or null: run is told. `position`: tokens that the initial state has seen.
   void begin(Isa isa, const Fold* fold, const StateMemory<const float>& initial,
              std::int64_t position);
   // Whether the next run adds to the state in two parts.
   bool in_two_parts() const {
-    return own().position >= kLongSum && own().fold->log_decay > kSlowDecay;
+    return own().position >= kLongSum &&
+           (own().fold == nullptr || own().fold->log_decay > kSlowDecay);
   }
   void rescale(float factor);
   // Assigns, or adds to, the caller's state.
@@ -108,9 +110,14 @@ class StatePass {
                   const Normalizer* normalizer = nullptr);
   void finish_ahead();
   // Runs the packed chunk; out (rows of `columns`) is not used by TileMode::kWrite.
-  // `stream`: past the caches; rows of whole cache lines only.
+  // `stream`: past the caches; rows of whole cache lines only. `decays`: of this chunk, where begin
+  // was given none.
   void run(TileMode mode, std::int64_t tokens, const float* factor, float* out,
-           std::int64_t out_stride, bool stream = false);
+           std::int64_t out_stride, bool stream = false, const ChunkDecays* decays = nullptr);
+  // What out gains of the values, of all heads from now on.
+  void skip(float factor) { skip_ = factor; }
+  // The state, [slabs][keys, a multiple of 8][32].
+  const float* state() const { return state(0); }
 
  private:
   struct Head {
@@ -118,7 +125,9 @@ class StatePass {
     std::int64_t position;
   };
   void run_long(std::int64_t tokens, const float* factor, float* out, std::int64_t out_stride,
-                bool stream);
+                bool stream, const ChunkDecays* decays);
+  void run_long_block(std::int64_t first, std::int64_t tokens, double log_decay,
+                      const float* factor, float* out, std::int64_t out_stride, bool stream);
   // What lies after so many floats is half of 4 KiB ahead of what lies before: the tiles read one
   // chunk while the other is packed, and a load that follows a store at the same place of another
   // 4 KiB waits for it.
@@ -143,6 +152,7 @@ class StatePass {
   static constexpr std::int64_t kMaxPrefetch = 64;
   PrefetchColumn prefetch_[kMaxPrefetch];
   Meanwhile meanwhile_;
+  float skip_ = 0;
   float *next_keyed_ = nullptr, *next_slabbed_ = nullptr, *den_parts_ = nullptr;
   float *keyed_ = nullptr, *slabbed_ = nullptr, *state_memory_ = nullptr;
   float *partial_ = nullptr, *scores_ = nullptr;
