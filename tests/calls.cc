@@ -454,4 +454,30 @@ bool same_bits(const Floats& a, const Floats& b) {
                                                               a.data.size() * sizeof(float)) == 0);
 }
 
+namespace {
+
+void expect_same(const std::vector<Named<float>>& a, const std::vector<Named<float>>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(same_bits(a[i].array, b[i].array)) << a[i].name;
+  }
+}
+
+}  // namespace
+
+void expect_same(const Results<float>& a, const Results<float>& b) {
+  expect_same(a.outputs, b.outputs);
+  expect_same(a.gradients, b.gradients);
+}
+
+void expect_threads_change_no_bit(const Call& call) {
+  Results<float> first;
+  for (int threads : {1, 2, 5}) {
+    Context context({.threads = threads, .poison_scratch = true});
+    const Results<float> r = run(context, call);
+    if (threads == 1) first = r;
+    expect_same(r, first);
+  }
+}
+
 }  // namespace ouzel::test

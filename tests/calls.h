@@ -112,6 +112,8 @@ Segments& segments_of(Call& call);
 
 // Equal shapes and bits.
 bool same_bits(const Floats& a, const Floats& b);
+void expect_same(const Results<float>& a, const Results<float>& b);
+void expect_threads_change_no_bit(const Call& call);
 
 // All results of a call against those of its reference.
 template <class Real>

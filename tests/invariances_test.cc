@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/by_name.h"
 #include "tests/cases.h"
 #include "tests/compare.h"
 #include "tests/law_calls.h"
@@ -65,16 +66,6 @@ bool is_causal(const Call& call) {
   if (const auto* a = std::get_if<Recurrence>(&call.arguments)) return a->causal;
   if (const auto* a = std::get_if<Attention>(&call.arguments)) return a->causal;
   return true;
-}
-
-void expect_same(const std::vector<Named<float>>& a, const std::vector<Named<float>>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i)
-    EXPECT_TRUE(same_bits(a[i].array, b[i].array)) << a[i].name;
-}
-void expect_same(const Results<float>& a, const Results<float>& b) {
-  expect_same(a.outputs, b.outputs);
-  expect_same(a.gradients, b.gradients);
 }
 
 Results<double> doubles(const Results<float>& r) {
@@ -383,6 +374,21 @@ TEST_P(Invariances, SplitGradientsAgree) {
       }
       comparison.expect_within(bounds_on(GetParam(), s.bounds), s.gradient_floor);
     }
+  }
+}
+
+TEST_P(Invariances, OneTokenByNameIsTheStepUnlessTheScanIsAskedFor) {
+  Context context(options_for(GetParam()));
+  std::uint64_t seed = 300;
+  for (const MatrixCase& c : matrix_samples(2)) {
+    SCOPED_TRACE(name_of(c));
+    Call two = make_call(c, ++seed);
+    two.upstream.clear();
+    Call one = tokens_of(two, 0, 1);
+    expect_same(run_by_table(context, one), run_steps(context, one));
+    std::get<ByName>(one.arguments).attributes["form"] = "scan";
+    EXPECT_TRUE(same_bits(array_of(run_by_table(context, one).outputs, "o"),
+                          tokens_of(array_of(run(context, two).outputs, "o"), 0, 1)));
   }
 }
 

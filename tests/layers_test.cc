@@ -8,9 +8,9 @@
 #include <gtest/gtest.h>
 
 #include "ouzel/model.h"
+#include "src/base/dense_tensor.h"
 #include "src/layers/layer.h"
 #include "src/models/network.h"
-#include "src/models/state_file.h"
 #include "tests/compare.h"
 #include "tests/model_cases.h"
 

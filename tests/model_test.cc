@@ -14,7 +14,6 @@
 #include "src/formats/files.h"
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
-#include "src/models/state_file.h"
 #include "tests/compare.h"
 #include "tests/count_allocations.h"
 #include "tests/model_cases.h"

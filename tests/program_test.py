@@ -102,7 +102,7 @@ class Usage(ProgramTest):
         self.assert_fails(run("\x1b[31m"), 2, "\\x1b[31m")
 
     def test_values_are_checked(self):
-        self.assert_fails(run("info", "--threads", "0"), 2, "--threads")
+        self.assert_fails(run("info", "--threads", "-1"), 2, "--threads")
         self.assert_fails(run("info", "--threads", "two"), 2, "--threads")
         self.assert_fails(run("info", "--threads"), 2, "--threads")
         self.assert_fails(run("info", "--isa", "sse9"), 2, "--isa", "avx2")
@@ -129,6 +129,7 @@ class Usage(ProgramTest):
     def test_explain_refuses(self):
         self.assert_fails(run("explain", "retentoin"), 2, "did you mean 'retention'?")
         self.assert_fails(run("explain", "softmax_attention"), 2, "no state of a fixed size")
+        self.assert_fails(run("explain", "LinearAttention"), 2, "ONNX's node: linear_attention")
         for law in ("short_conv", "ttt_linear", "efficient_attention"):  # which have states
             process = run("explain", law)
             self.assert_fails(process, 2, "nothing is counted", f"attend --list {law}")
@@ -160,6 +161,8 @@ class Usage(ProgramTest):
         self.assertEqual((told["threads"], told["isa"]), (3, "portable"))
         told = json.loads(run("info", "--json", "-t", "2", env=environment).stdout)
         self.assertEqual(told["threads"], 2)
+        told = json.loads(run("info", "--json", "-t", "0", env=environment).stdout)
+        self.assertEqual(told["threads"], 3)
         for name, value in (("OUZEL_THREADS", "-1"), ("OUZEL_ISA", "sse9")):
             process = run("info", env=dict(os.environ, **{name: value}))
             self.assert_fails(process, 1, value, name)
@@ -220,6 +223,10 @@ class Info(ProgramTest):
             self.assertIn(part, process.stdout)
         told = json.loads(run("info", "--json").stdout)
         self.assertIn(told["isa"], told["isas"])
+
+    def test_json_is_told_what_to_do(self):
+        self.assert_fails(run("info", self.put("config.json", b"{}")), 1, "name the folder of a model")
+        self.assert_fails(run("info", "no.json"), 1, "No such file")
 
     def test_file(self):
         path = self.put("a.safetensors", safetensors(

@@ -449,23 +449,28 @@ TEST(RecurrenceInvariance, GradientsOfLongSequences) {
 TEST(RecurrenceInvariance, AHardResetForgetsEvenNaN) {
   for (Isa isa : supported_isas()) {
     Context context({.threads = 1, .isa = isa, .poison_scratch = true});
-    RecurrenceCase c{.tokens = 70, .decay = true};
-    const double inf = std::numeric_limits<double>::infinity();
-    c.log_decay = {-inf, -inf};
-    const RecurrenceData data(c, 2);
-    RecurrenceRun run(data);
-    std::fill(run.initial.s.begin(), run.initial.s.end(), std::numeric_limits<float>::quiet_NaN());
-    const auto truth = reference::recurrence(data.a);
-    run.forward(context);
-    EXPECT_LE(relative_error(truth.o.data, run.o.values(), 0), 5e-6);
-    const View<float, 4> q = run.q.view();
-    const auto first = [](View<float, 4> x) {
-      return View<float, 4>(x.data, {1, 1, x.extent[2], x.extent[3]}, x.stride);
-    };
-    std::vector<float> before(run.o.memory());
-    retention_step(context, run.retention_options(), Tensor(first(q)), Tensor(first(run.k.view())),
-                   Tensor(first(run.v.view())), run.initial.view, first(run.o.view()));
-    for (float x : run.initial.s) EXPECT_TRUE(std::isfinite(x));
+    for (std::int64_t position : {0, 2048}) {
+      RecurrenceCase c{.tokens = 70, .decay = true};
+      const double inf = std::numeric_limits<double>::infinity();
+      c.log_decay = {-inf, -inf};
+      const RecurrenceData data(c, 2);
+      RecurrenceRun run(data);
+      std::fill(run.initial.s.begin(), run.initial.s.end(),
+                std::numeric_limits<float>::quiet_NaN());
+      for (SequenceState& state : run.initial.sequences) state.position = position;
+      const auto truth = reference::recurrence(data.a);
+      run.forward(context);
+      EXPECT_LE(relative_error(truth.o.data, run.o.values(), 0), 5e-6);
+      const View<float, 4> q = run.q.view();
+      const auto first = [](View<float, 4> x) {
+        return View<float, 4>(x.data, {1, 1, x.extent[2], x.extent[3]}, x.stride);
+      };
+      std::vector<float> before(run.o.memory());
+      retention_step(context, run.retention_options(), Tensor(first(q)),
+                     Tensor(first(run.k.view())), Tensor(first(run.v.view())), run.initial.view,
+                     first(run.o.view()));
+      for (float x : run.initial.s) EXPECT_TRUE(std::isfinite(x));
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "ouzel/error.h"
 #include "ouzel/short_conv.h"
+#include "src/ops/copy_tensor.h"
 #include "src/ops/reference/short_conv.h"
 #include "tests/compare.h"
 #include "tests/count_allocations.h"
@@ -207,7 +208,7 @@ TEST_P(ShortConvTest, ThreadsChangeNoBit) {
 
 // A sequence cut anywhere, its state handed over in place, and token by token: the same bits.
 TEST_P(ShortConvTest, SplitsAndStepsAreTheUnbrokenSequence) {
-  for (std::int64_t width : {1, 3, 4}) {
+  for (std::int64_t width : {1, 2, 3, 4, 5}) {
     const std::int64_t tokens = 70, channels = 21;
     const Call call =
         make_call({2, tokens, channels, width, true, true, true}, Segments::whole(2, tokens), 4);
@@ -228,13 +229,35 @@ TEST_P(ShortConvTest, SplitsAndStepsAreTheUnbrokenSequence) {
       EXPECT_TRUE(same_bits(y.array, whole.y)) << cut;
       EXPECT_TRUE(same_bits(state.array, whole.s)) << cut;
     }
-    Floats y = Floats::filled(x.array.shape, kNaN), state(call.arguments.s0);
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      short_conv_step(context_, options, part_of(x, t, t + 1), weight.tensor(), bias.tensor(),
-                      state.tensor(), part_of(y, t, t + 1));
-    }
-    EXPECT_TRUE(same_bits(y.array, whole.y));
+    const auto step_all = [&](const Tensor& state) {
+      Floats y = Floats::filled(x.array.shape, kNaN);
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        short_conv_step(context_, options, part_of(x, t, t + 1), weight.tensor(), bias.tensor(),
+                        state, part_of(y, t, t + 1));
+      }
+      EXPECT_TRUE(same_bits(y.array, whole.y));
+    };
+    Floats state(call.arguments.s0);
+    step_all(state.tensor());
     EXPECT_TRUE(same_bits(state.array, whole.s));
+    if (width == 1) continue;
+    // The window without its oldest input, as dense rows and with gaps between them.
+    for (bool dense : {true, false}) {
+      Floats window(call.arguments.s0);
+      Tensor newest(window.array.data.data() + 1, DType::kF32, {2, channels, width - 1});
+      newest.stride[0] = channels * width;
+      newest.stride[1] = width;
+      Floats packed = Floats::filled({2, channels, width - 1}, kNaN);
+      if (dense) {
+        copy_tensor(context_, newest, packed.tensor());
+        newest = packed.tensor();
+      }
+      step_all(newest);
+      const View<float, 3> v = newest.view<float, 3>();
+      for (std::int64_t d = 0; d < channels; ++d) {
+        for (std::int64_t j = 1; j < width; ++j) EXPECT_EQ(v.at(1, d, j - 1), whole.s(1, d, j));
+      }
+    }
   }
 }
 

@@ -14,10 +14,10 @@
 
 #include "ouzel/error.h"
 #include "ouzel/train.h"
+#include "src/base/dense_tensor.h"
 #include "src/formats/files.h"
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
-#include "src/models/state_file.h"
 #include "tests/model_cases.h"
 #include "tests/temp_folder.h"
 

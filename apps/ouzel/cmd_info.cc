@@ -299,6 +299,11 @@ int run(const Options& options) {
     show_machine(options.common);
   } else if (fs::is_directory(options.path)) {
     show_model(options.path, options.common);
+  } else if (fs::path(options.path).extension() == ".json" && fs::exists(options.path)) {
+    throw Error(ErrorKind::kBadFile,
+                fmt::format("{} is JSON: name the folder of a model, a safetensors file or a saved "
+                            "state",
+                            options.path));
   } else {
     show_file(options.path, options.common);
   }

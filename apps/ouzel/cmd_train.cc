@@ -137,6 +137,14 @@ int finish(const Options& options, const TrainPlan& plan, const TrainResult& res
                   : fmt::format(", validation {:.4f} (best {:.4f})", result.validation_loss,
                                 result.best_validation_loss),
               human_bytes(peak_memory()));
+  // A byte of English costs 2.4 nats where only the byte before it is known.
+  constexpr double kWords = 2;
+  if (std::max(result.loss, result.validation_loss) > kWords) {
+    common.note(
+        "above {} nats a byte what a model generates is hardly words: give it more "
+        "--iterations, or more data",
+        kWords);
+  }
   common.note("the model is in {}; to generate:\n  ouzel generate -m {} -p 'The ' -n 300",
               train.out, quoted(train.out));
   return 0;
@@ -185,7 +193,7 @@ Action declare(CLI::App& parser) {
   parser
       .add_option("-o,--out", t.out,
                   "Folder that receives config.json, model.safetensors, the checkpoint and "
-                  "metrics.jsonl")
+                  "metrics.jsonl [required, but for --dry-run]")
       ->type_name("DIR");
   std::vector<std::string> types;
   for (MixerKind kind :

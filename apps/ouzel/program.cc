@@ -32,8 +32,8 @@ void on_interrupt(int) { interrupt_flag = 1; }
 void CommonOptions::declare_compute(CLI::App& parser) {
   parser.add_option("-t,--threads", threads, "Threads to compute with")
       ->type_name("N")
-      ->check(whole_number(1, 1024))
-      ->default_str("OUZEL_THREADS, or all that the process may use");
+      ->check(whole_number(0, 1024))
+      ->default_str("0: OUZEL_THREADS, or all that the process may use");
   std::vector<std::string> names;
   for (Isa set : supported_isas()) names.emplace_back(name_of(set));
   parser.add_option("--isa", isa, "Instruction set to compute with")

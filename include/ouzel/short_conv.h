@@ -37,7 +37,8 @@ OUZEL_EXPORT void short_conv_backward(Context& context, const ShortConvOptions& 
                                       const Tensor& dweight, const Tensor& dbias,
                                       const Tensor& d_initial);
 
-// One token of N sequences: x [N, 1, D], y [N, 1, D], state [N, D, W] updated in place.
+// One token of N sequences: x [N, 1, D], y [N, 1, D], state [N, D, W] updated in place. The oldest
+// input is not read: a state [N, D, W - 1] will do.
 OUZEL_EXPORT void short_conv_step(Context& context, const ShortConvOptions& options,
                                   const ConstTensor& x, const ConstTensor& weight,
                                   const ConstTensor& bias, const Tensor& state, const Tensor& y);

@@ -13,7 +13,6 @@ from ._core import (
     State,
     __version__,
     draw_orthogonal_projection,
-    explain,
     isas,
 )
 from ._errors import (
@@ -24,7 +23,7 @@ from ._errors import (
     InvalidArgumentError,
     OutOfMemoryError,
 )
-from ._operators import AttributeInfo, Law, TensorInfo, laws
+from ._operators import AttributeInfo, Costs, Law, TensorInfo, explain, laws
 
 _functions = _operators.functions()
 globals().update(_functions)
@@ -34,6 +33,7 @@ __all__ = [
     "BadFileError",
     "CancelledError",
     "Context",
+    "Costs",
     "Error",
     "FileAccessError",
     "Generation",

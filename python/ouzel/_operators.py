@@ -4,7 +4,9 @@ A function takes the tensors that are always needed, then `scale`, optional tens
 `output_final_state`, and the other attributes, `cu_seqlens` and `form` last.
 """
 
+import inspect
 from collections import namedtuple
+from difflib import get_close_matches
 
 from . import _core
 
@@ -14,8 +16,25 @@ TensorInfo = namedtuple(
 TensorInfo.__doc__ = "A tensor that an operator takes or gives."
 AttributeInfo = namedtuple("AttributeInfo", "name kind meaning default choices")
 AttributeInfo.__doc__ = "An attribute of an operator."
-Law = namedtuple("Law", "name aliases formula source inputs outputs attributes")
-Law.__doc__ = "A row of the table of operators."
+
+
+class Law(namedtuple("Law", "name aliases formula source inputs outputs attributes")):
+    """A row of the table of operators."""
+
+    __slots__ = ()
+
+    def __repr__(self):
+        return f"<{self.name}: {self.formula}>"
+
+
+class Costs(dict):
+    """What `explain` counts."""
+
+    def __repr__(self):
+        lengths = (f"{name} {self[name + '_crossing']:,.0f}" for name in ("training", "prefill", "decode"))
+        return (f"<{self['law']}: a state of {self['state_bytes']:,.0f} bytes, cheaper than softmax attention "
+                f"from T = {', '.join(lengths)}; its keys: {', '.join(self)}>")
+
 
 _TABLE = [
     Law(
@@ -34,6 +53,9 @@ _TABLE = [
 class _Laws(dict):
     """Laws by name, once each; aliases find them too."""
 
+    def __repr__(self):
+        return f"<{len(self)} laws: {', '.join(self)}>"
+
     def __missing__(self, alias):
         for law in self.values():
             if alias in law.aliases:
@@ -50,6 +72,15 @@ class _Laws(dict):
 def laws():
     """All operators, by name or alias: formula, source, tensors and attributes."""
     return _Laws((law.name, law) for law in _TABLE)
+
+
+def explain(law, T=4096, K=64, V=64, H=16):
+    """What a law costs by count, beside softmax attention of the same sizes: operations and bytes per token
+    and all heads, bytes of states and caches, and the lengths T where the two cross: a dict.
+
+    Raises ouzel.InvalidArgumentError for an operator whose costs are not counted.
+    """
+    return Costs(_core.explain(law, T, K, V, H))
 
 
 def needed(tensor):
@@ -188,13 +219,27 @@ def define(law, kind, body, space):
     """A function with the parameters of its kind that returns `body`; `space` holds what the body
     refers to."""
     name = law.name if kind == CALL else kind
-    source = f"def {name}({signature(*parameters(law, kind))}):\n    return {body}\n"
+    source = (
+        f"def {name}({signature(*parameters(law, kind))}, **unknown):\n"
+        f"    if unknown:\n        _refuse({name}, unknown)\n"
+        f"    return {body}\n"
+    )
+    space["_refuse"] = _refuse
     exec(compile(source, f"<{space['__name__']}.{law.name}>", "exec"), space)
     function = space[name]
     function.__doc__ = documentation(law, kind)
+    known = inspect.signature(function)
+    function.__signature__ = known.replace(parameters=list(known.parameters.values())[:-1])
     if kind != CALL:
         function.__qualname__ = f"{law.name}.{kind}"
     return function
+
+
+def _refuse(function, unknown):
+    known, name = list(inspect.signature(function).parameters), next(iter(unknown))
+    near = get_close_matches(name, known, 1)
+    hint = f"did you mean '{near[0]}'?" if near else f"it takes {', '.join(known)}"
+    raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument '{name}'; {hint}")
 
 
 def arguments(law, kind):

@@ -25,7 +25,6 @@ from ._core import (
     State as State,
     __version__ as __version__,
     draw_orthogonal_projection as draw_orthogonal_projection,
-    explain as explain,
     isas as isas,
 )
 
@@ -59,6 +58,10 @@ class Law(NamedTuple):
     attributes: tuple[AttributeInfo, ...]
 
 def laws() -> dict[str, Law]: ...
+
+class Costs(dict[str, Any]): ...
+
+def explain(law: str, T: int = 4096, K: int = 64, V: int = 64, H: int = 16) -> Costs: ...
 
 class Error(Exception): ...
 class InvalidArgumentError(Error, ValueError): ...

@@ -19,6 +19,7 @@
 #include "ouzel/feature_map.h"
 #include "python/src/arrays.h"
 #include "python/src/context.h"
+#include "src/base/text.h"
 #include "src/ops/explain.h"
 #include "src/ops/operator_call.h"
 #include "src/ops/registry.h"
@@ -94,6 +95,12 @@ std::string text_of(AttributeKind kind, nb::handle value) {
   return "";
 }
 
+// A number may be spelled in several ways: 1e-6, 1e-06.
+bool is_default(const AttributeInfo& attribute, const std::string& text) {
+  if (attribute.kind != AttributeKind::kNumber) return text == attribute.fallback;
+  return !attribute.fallback.empty() && parsed<double>(text) == parsed<double>(attribute.fallback);
+}
+
 // Those values of Python, in the order of the table, that are not the defaults.
 Attributes attributes_of(const OperatorInfo& info, const nb::tuple& values) {
   std::map<std::string, std::string> map;
@@ -112,7 +119,7 @@ Attributes attributes_of(const OperatorInfo& info, const nb::tuple& values) {
     }
     try {
       std::string text = text_of(attribute.kind, value);
-      if (text != attribute.fallback) map.emplace(attribute.name, std::move(text));
+      if (!is_default(attribute, text)) map.emplace(attribute.name, std::move(text));
     } catch (nb::python_error& error) {
       nb::raise_from(error, PyExc_TypeError, "%s: %s was not given a value of type %s",
                      info.name.c_str(), attribute.name.c_str(), name_of(attribute.kind));
@@ -352,12 +359,7 @@ void bind_operators(nb::module_& module) {
       "Gaussian\nrows, orthogonal to each other within blocks of `keys`, of the lengths of "
       "Gaussian rows (norms\n'chi': unbiased) or all keys^0.5 ('sqrt'). The same numbers for "
       "the same seed, anywhere.");
-  module.def("explain", explain_law, nb::arg("law"), nb::arg("T") = 4096, nb::arg("K") = 64,
-             nb::arg("V") = 64, nb::arg("H") = 16,
-             "What a law costs by count, beside softmax attention of the same sizes: operations "
-             "and bytes\nper token and all heads, bytes of states and caches, and the lengths T "
-             "where the two cross.\nRaises ouzel.InvalidArgumentError for an operator without a "
-             "recurrent state.");
+  module.def("explain", explain_law);
 }
 
 }  // namespace ouzel::python

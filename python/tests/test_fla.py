@@ -234,6 +234,11 @@ def test_published_names_without_a_law():
         ouzel.fla.chunk_mesa_net
     with pytest.raises(AttributeError, match="has no attribute 'chunk_nothing'"):
         ouzel.fla.chunk_nothing
+    with pytest.raises(ImportError, match="no chunk_mesa_net: Ouzel has no such law"):
+        from ouzel.fla import chunk_mesa_net  # noqa: F401
+    with pytest.raises(ImportError, match="'chunk_glaa'; did you mean 'chunk_gla'"):
+        from ouzel.fla import chunk_glaa  # noqa: F401
+    assert not hasattr(ouzel.fla, "chunk_mesa_net")
 
 
 # The published package, where it is installed: its sources are read, not imported.

@@ -139,6 +139,13 @@ def test_tokens_one_by_one_go_on_where_a_prompt_ended():
     np.testing.assert_array_equal(state, last)
 
 
+def test_a_decay_above_0_is_told_by_its_name_here():
+    inputs = attention(T=5)
+    inputs["decay"] = inputs["decay"] + 9
+    with pytest.raises(ouzel.InvalidArgumentError, match="^LinearAttention: decay is g here: gated_delta_rule"):
+        ouzel.LinearAttention(**inputs, q_num_heads=4, kv_num_heads=2)
+
+
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
 def test_what_the_specification_forbids_is_an_error(rule):
     inputs = attention(T=5)

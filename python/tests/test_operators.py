@@ -288,8 +288,17 @@ def test_attributes_are_values_of_python():
     ):
         with pytest.raises(ouzel.InvalidArgumentError, match=sentence):
             ouzel.retention(q, k, v, **wrong)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'scael'"):
+    with pytest.raises(TypeError, match="keyword argument 'scael'; did you mean 'scale'"):
         ouzel.retention(q, k, v, scael=1)
+    with pytest.raises(TypeError, match=r"vjp\(\) .* 'zzz'; it takes q, k, v"):
+        ouzel.retention.vjp(q, k, v, do=v, zzz=1)
+
+
+def test_what_is_printed_is_short():
+    laws = ouzel.laws()
+    assert "gla" in repr(laws) and len(repr(laws)) < 1000
+    assert repr(laws["gla"]) == f"<gla: {laws['gla'].formula}>"
+    assert len(repr(ouzel.explain("gla"))) < 500
 
 
 def test_explain():

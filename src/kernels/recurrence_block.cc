@@ -217,7 +217,8 @@ HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, const V (&w)
               minus_1 = hn::MulAdd(minus_1, column_minus_1[j], hn::Add(minus_1, column_minus_1[j]));
             }
             V low = hn::Load(d, low_in + at + j * kLanes);
-            change[j] = two_part_sum(d, s[j], low, factor, minus_1, change[j]);
+            // NaN stays: the caller must see it where a row that a reset follows has read it.
+            change[j] = two_part_sum<false>(d, s[j], low, factor, minus_1, change[j]);
             hn::Store(low, d, low_out + at + j * kLanes);
           }
           hn::Store(change[j], d, state + at + j * kLanes);

@@ -57,25 +57,27 @@ HWY_NOINLINE void accumulate_tile(const AccumulateArgs& a, const TileJob& job) {
 
   const float* state = a.state + p.state(a);
   float *state_out = a.state_out + p.state(a), *low = a.low + p.state(a);
+  const V least = hn::Set(d, -80.0f);
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
-    V total = decay.total == nullptr ? hn::Zero(d) : hn::Load(d, decay.total + j * kLanes);
+    const V total = decay.total == nullptr ? hn::Zero(d) : hn::Load(d, decay.total + j * kLanes);
     V shrink = math::expm1(d, total);
     OUZEL_UNROLL
     for (int i = 0; i < kValues; ++i) {
       const std::int64_t at = i * a.keys + j * kLanes;
-      if (a.value_total != nullptr) {
-        total = hn::Set(d, a.value_total[p.value + i]);
-        if (decay.total != nullptr) total = hn::Add(total, hn::Load(d, decay.total + j * kLanes));
-        shrink = math::expm1(d, total);
-      }
       // Below e^-80 nothing is left, not even of NaN.
-      const auto kept = hn::Not(hn::Lt(total, hn::Set(d, -80.0f)));
-      const V before = hn::IfThenElseZero(kept, hn::Load(d, state + at));
+      auto dropped = hn::Lt(total, least);
+      if (a.value_total != nullptr) {
+        const V values = hn::Set(d, a.value_total[p.value + i]);
+        const V sum = hn::Add(total, values);
+        dropped = hn::Or(dropped, hn::Or(hn::Lt(values, least), hn::Lt(sum, least)));
+        shrink = math::expm1(d, sum);
+      }
+      const V before = hn::IfThenZeroElse(dropped, hn::Load(d, state + at));
       V lost = hn::Load(d, low + at);
-      lost = hn::IfThenElseZero(kept, hn::MulAdd(lost, shrink, lost));
+      lost = hn::MulAdd(before, shrink, hn::MulAdd(lost, shrink, lost));
       // Fast two-sum (Dekker): exact where S is the larger, which is where long sums are lost.
-      const V change = hn::Add(s[i][j], hn::MulAdd(before, shrink, lost));
+      const V change = hn::Add(s[i][j], hn::IfThenZeroElse(dropped, lost));
       const V after = hn::Add(before, change);
       hn::Store(after, d, state_out + at);
       hn::Store(hn::Sub(change, hn::Sub(after, before)), d, low + at);

@@ -39,7 +39,8 @@ inline constexpr std::int64_t kRowBlock = 4;
 struct Folds {
   bool per_key = false;
   std::int64_t rows = 0;
-  std::int64_t width = 0;        // of keys, or 64 equal numbers
+  std::int64_t keys = 0;         // of per_key
+  std::int64_t width = 0;        // the keys filled up, or 64 equal numbers
   std::int64_t pitch = 0;        // key_pitch, or 64
   float* lambda = nullptr;       // [rows + 1][pitch]: before row t, and at last
   float* inverse = nullptr;      // [rows + 1][pitch]: 1 / lambda

@@ -2,6 +2,7 @@
 #include "src/kernels/rows_backward.h"
 
 #include <algorithm>
+#include <limits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/kernels/rows_fold.cc"
@@ -22,6 +23,7 @@ using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = HWY_MIN(HWY_LANES(float), 16);
 // Below this in any channel the running product is folded into the state.
 constexpr float kLeast = 0x1p-60f;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // 1 / x to about an ulp: a division would take as long as all else that is done to a row.
 HWY_INLINE V reciprocal(D d, V x) {
@@ -67,26 +69,30 @@ float FoldDecays(const float* g, const Folds& f) {
     fill(one, f.inverse + i);
     fill(hn::Zero(d), f.total + i);
   }
+  // What fills up the keys is 0, but for NaN: it decays to nothing.
+  if (f.per_key) std::fill(f.total + f.keys, f.total + f.width, -kInfinity);
   V least = hn::Zero(d);
   // Sums of logarithms above this make the product: rounded factors would drift, 3e-8 a row, where
   // a weak decay is the same in every row.
   V bound = hn::Set(d, -1.0f);
   float *lambda = f.lambda, *inverse = f.inverse, *factor = f.factor;
   for (std::int64_t t = 0; t < f.rows; ++t, lambda += f.pitch, inverse += f.pitch) {
-    V lowest = one;
+    auto low = hn::Gt(one, one);
     for (std::int64_t i = 0; i < computed; i += kLanes) {
       const V x = f.per_key ? hn::Load(d, g + t * f.pitch + i) : hn::Set(d, g[t]);
       least = hn::Min(least, x);
       const V sum = hn::Add(hn::Load(d, f.total + i), x);
-      fill(sum, f.total + i);
       const auto weak = hn::Gt(sum, bound);
       const V decay = math::exp(d, hn::IfThenElse(weak, sum, x));
+      // A reset begins the sum anew, which may be NaN.
+      fill(hn::IfThenElse(hn::Eq(decay, hn::Zero(d)), x, sum), f.total + i);
       const V next = hn::IfThenElse(weak, decay, hn::Mul(hn::Load(d, lambda + i), decay));
       fill(next, lambda + f.pitch + i);
       fill(reciprocal(d, next), inverse + f.pitch + i);
-      lowest = hn::IfThenElse(hn::Lt(next, lowest), next, lowest);
+      // NaN must leave the product too: a reset may follow it.
+      low = hn::Or(low, hn::Not(hn::Ge(next, hn::Set(d, kLeast))));
     }
-    f.fold[t] = !hn::AllFalse(d, hn::Lt(lowest, hn::Set(d, kLeast)));
+    f.fold[t] = !hn::AllFalse(d, low);
     if (f.fold[t]) {
       bound = hn::Set(d, 1.0f);  // the product begins anew, the sum does not
       for (std::int64_t i = 0; i < f.width; i += kLanes) {
@@ -94,6 +100,7 @@ float FoldDecays(const float* g, const Folds& f) {
         hn::Store(one, d, lambda + f.pitch + i);
         hn::Store(one, d, inverse + f.pitch + i);
       }
+      if (f.per_key) std::fill(factor + f.keys, factor + f.width, 0.0f);
     }
     factor += f.pitch;
   }

@@ -156,6 +156,97 @@ void ConvGradients(const ConvTokens& c, const float* const* dy, float* dz, float
   c.silu ? GradientAll<true>(c, dy, dz, sums) : GradientAll<false>(c, dy, dz, sums);
 }
 
+// Columns of dense rows, [lanes][kColumns].
+template <int kColumns>
+HWY_INLINE void LoadColumns(D d, const float* rows, V (&x)[kColumns]) {
+  if constexpr (kColumns == 1) x[0] = hn::LoadU(d, rows);
+  if constexpr (kColumns == 2) hn::LoadInterleaved2(d, rows, x[0], x[1]);
+  if constexpr (kColumns == 3) hn::LoadInterleaved3(d, rows, x[0], x[1], x[2]);
+  if constexpr (kColumns == 4) hn::LoadInterleaved4(d, rows, x[0], x[1], x[2], x[3]);
+}
+template <int kColumns>
+HWY_INLINE void StoreColumns(D d, const V (&x)[kColumns], float* rows) {
+  if constexpr (kColumns == 1) hn::StoreU(x[0], d, rows);
+  if constexpr (kColumns == 2) hn::StoreInterleaved2(x[0], x[1], d, rows);
+  if constexpr (kColumns == 3) hn::StoreInterleaved3(x[0], x[1], x[2], d, rows);
+  if constexpr (kColumns == 4) hn::StoreInterleaved4(x[0], x[1], x[2], x[3], d, rows);
+}
+
+// Whole vectors of channels, where rows are dense. Returns how many channels that were.
+template <int kWidth, int kColumns, bool kSilu>
+int64_t StepVectors(const ConvStep& c, float* y) {
+  const D d;
+  const int64_t lanes = hn::Lanes(d);
+  if (c.weight_row != kWidth || c.weight_column != 1 || c.window_row != kColumns ||
+      c.window_column != 1 || (c.bias != nullptr && c.bias_stride != 1)) {
+    return 0;
+  }
+  int64_t i = 0;
+  for (; i + lanes <= c.channels; i += lanes) {
+    V w[kWidth], window[kColumns];
+    LoadColumns(d, c.weight + i * kWidth, w);
+    LoadColumns(d, c.window + i * kColumns, window);
+    const V x = hn::LoadU(d, c.x + i);
+    V z = c.bias != nullptr ? hn::LoadU(d, c.bias + i) : hn::Zero(d);
+    HWY_UNROLL(4)
+    for (int j = 0; j + 1 < kWidth; ++j) {
+      z = hn::MulAdd(w[j], window[kColumns - kWidth + 1 + j], z);
+    }
+    z = hn::MulAdd(w[kWidth - 1], x, z);
+    HWY_UNROLL(4)
+    for (int j = 0; j + 1 < kColumns; ++j) window[j] = window[j + 1];
+    window[kColumns - 1] = x;
+    StoreColumns(d, window, c.window + i * kColumns);
+    hn::StoreU(kSilu ? math::silu(d, z) : z, d, y + i);
+  }
+  return i;
+}
+
+template <bool kSilu>
+void StepAll(const ConvStep& c, float* y) {
+  int64_t i = 0;
+  switch (10 * c.width + c.columns) {
+    case 21:
+      i = StepVectors<2, 1, kSilu>(c, y);
+      break;
+    case 22:
+      i = StepVectors<2, 2, kSilu>(c, y);
+      break;
+    case 32:
+      i = StepVectors<3, 2, kSilu>(c, y);
+      break;
+    case 33:
+      i = StepVectors<3, 3, kSilu>(c, y);
+      break;
+    case 43:
+      i = StepVectors<4, 3, kSilu>(c, y);
+      break;
+    case 44:
+      i = StepVectors<4, 4, kSilu>(c, y);
+      break;
+    default:
+      break;
+  }
+  const hn::CappedTag<float, 1> d;
+  for (; i < c.channels; ++i) {
+    const float* w = c.weight + i * c.weight_row;
+    float* window = c.window + i * c.window_row;
+    const float x = c.x[i];
+    auto z = hn::Set(d, c.bias != nullptr ? c.bias[i * c.bias_stride] : 0.0f);
+    for (int64_t j = 0; j < c.width; ++j) {
+      const int64_t at = c.columns - c.width + 1 + j;
+      const float input = at < c.columns ? window[at * c.window_column] : x;
+      z = hn::MulAdd(hn::Set(d, w[j * c.weight_column]), hn::Set(d, input), z);
+    }
+    for (int64_t j = 0; j < c.columns; ++j) {
+      window[j * c.window_column] = j + 1 < c.columns ? window[(j + 1) * c.window_column] : x;
+    }
+    y[i] = hn::GetLane(kSilu ? math::silu(d, z) : z);
+  }
+}
+
+void Step(const ConvStep& c, float* y) { c.silu ? StepAll<true>(c, y) : StepAll<false>(c, y); }
+
 }  // namespace ouzel::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -166,6 +257,7 @@ namespace ouzel {
 
 HWY_EXPORT(Conv);
 HWY_EXPORT(ConvGradients);
+HWY_EXPORT(Step);
 
 void conv_tokens(Isa isa, const ConvTokens& conv, float* y, std::int64_t y_stride) {
   OUZEL_DISPATCH(isa, Conv)(conv, y, y_stride);
@@ -174,6 +266,7 @@ void conv_gradients(Isa isa, const ConvTokens& conv, const float* const* dy, flo
                     float* sums) {
   OUZEL_DISPATCH(isa, ConvGradients)(conv, dy, dz, sums);
 }
+void conv_step(Isa isa, const ConvStep& step, float* y) { OUZEL_DISPATCH(isa, Step)(step, y); }
 
 }  // namespace ouzel
 #endif

@@ -26,4 +26,19 @@ void conv_tokens(Isa isa, const ConvTokens& conv, float* y, std::int64_t y_strid
 void conv_gradients(Isa isa, const ConvTokens& conv, const float* const* dy, float* dz,
                     float* sums);
 
+// One token of a sequence: its window of the last `columns` inputs, `width` or one less of them,
+// takes x in place.
+struct ConvStep {
+  std::int64_t channels = 0, width = 0, columns = 0;
+  const float* x = nullptr;
+  const float* weight = nullptr;  // channel d and column j: d weight_row + j weight_column
+  std::int64_t weight_row = 0, weight_column = 0;
+  const float* bias = nullptr;  // or null
+  std::int64_t bias_stride = 0;
+  float* window = nullptr;  // likewise
+  std::int64_t window_row = 0, window_column = 0;
+  bool silu = false;
+};
+void conv_step(Isa isa, const ConvStep& step, float* y);
+
 }  // namespace ouzel

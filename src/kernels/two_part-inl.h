@@ -27,14 +27,16 @@ HWY_INLINE V two_part_add(D, V s, V x, V& low) {
 
 // (s + low) factor + change; factor_minus_1 is the factor's difference to 1, not rounded through
 // it. Factors near 1 are applied as s factor_minus_1: 2,000 products with a rounded factor would be
-// off by 6e-5. A factor of exactly 0 drops s and low, even NaN.
-template <class D, class V = hn::Vec<D>>
+// off by 6e-5. A factor of exactly 0 drops s and low, even NaN, if kDrops.
+template <bool kDrops = true, class D, class V = hn::Vec<D>>
 HWY_INLINE V two_part_sum(D d, V s, V& low, V factor, V factor_minus_1, V change) {
   const auto near_one = hn::Gt(factor_minus_1, hn::Set(d, -0.5f));
-  const auto keep = is_kept(d, factor);
   const V shrink = hn::IfThenElse(near_one, factor_minus_1, factor);
-  s = hn::IfThenElseZero(keep, s);
-  low = hn::IfThenElseZero(keep, low);
+  if constexpr (kDrops) {
+    const auto keep = is_kept(d, factor);
+    s = hn::IfThenElseZero(keep, s);
+    low = hn::IfThenElseZero(keep, low);
+  }
   const V high = hn::IfThenElseZero(near_one, s);
   const V rest = hn::MulAdd(low, shrink, hn::IfThenElseZero(near_one, low));
   change = hn::Add(change, hn::MulAdd(s, shrink, rest));

@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "src/base/dense_tensor.h"
 #include "src/formats/files.h"
 #include "src/formats/json.h"
-#include "src/models/state_file.h"
 
 namespace ouzel {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
+#include "src/base/dense_tensor.h"
 #include "src/models/checkpoint.h"
 #include "src/models/network.h"
 #include "src/models/state_file.h"

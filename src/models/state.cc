@@ -9,6 +9,7 @@
 
 #include "ouzel/error.h"
 #include "ouzel/model.h"
+#include "src/base/dense_tensor.h"
 #include "src/base/text.h"
 #include "src/formats/safetensors.h"
 #include "src/models/network.h"

@@ -99,6 +99,23 @@ auto* row_at(const T& tensor, std::int64_t row) {
   return static_cast<Byte*>(tensor.data) + offset * size_of(tensor.dtype);
 }
 
+// Trailing axes that lie without gaps in all tensors become one, up to the elements of a task.
+template <class... T>
+void merge_axes(T&... tensors) {
+  const auto merges = [](const auto& x) {
+    if (x.rank < 2) return false;
+    const auto last = static_cast<std::size_t>(x.rank - 1);
+    const std::int64_t columns = x.extent[last] * x.extent[last - 1];
+    return columns <= kTaskElements && x.stride[last - 1] == x.extent[last] * x.stride[last];
+  };
+  const auto merge = [](auto& x) {
+    const auto last = static_cast<std::size_t>(--x.rank);
+    x.extent[last - 1] *= x.extent[last];
+    x.stride[last - 1] = x.stride[last];
+  };
+  while ((merges(tensors) && ...)) (merge(tensors), ...);
+}
+
 // body(row, columns) for the rows of a tensor, in tasks of some.
 template <class Body>
 void for_rows(Context& context, const ConstTensor& x, const Body& body) {
@@ -119,7 +136,10 @@ std::int64_t step_of(const ConstTensor& x) {
 
 }  // namespace
 
-void copy_tensor(Context& context, const ConstTensor& from, const Tensor& to) {
+void copy_tensor(Context& context, const ConstTensor& source, const Tensor& target) {
+  ConstTensor from = source;
+  Tensor to = target;
+  merge_axes(from, to);
   const CopyRow copy = copy_row_of(from.dtype, to.dtype);
   const bool dense = step_of(from) == size_of(from.dtype) && step_of(to) == size_of(to.dtype);
   const bool converts = dense && ((is_half(from.dtype) && to.dtype == DType::kF32) ||
@@ -141,7 +161,9 @@ void copy_or_clear(Context& context, const ConstTensor& from, const Tensor& to) 
   }
 }
 
-void clear_rows(Context& context, const Tensor& x) {
+void clear_rows(Context& context, const Tensor& target) {
+  Tensor x = target;
+  merge_axes(x);
   for_rows(context, x, [&](std::int64_t row, std::int64_t columns) {
     std::memset(row_at(x, row), 0, static_cast<std::size_t>(columns * size_of(x.dtype)));
   });

@@ -56,18 +56,21 @@ Count sum(const std::vector<TensorInfo>& tensors, const Attributes& defaults,
   return total;
 }
 
+std::string why_not_counted(const OperatorInfo& law) {
+  if (law.source.starts_with("ONNX")) return "has no costs of its own, it is " + law.formula;
+  return std::ranges::any_of(law.outputs, &TensorInfo::is_state)
+             ? "does not cost a fixed number of operations per token and number of its state: "
+               "nothing is counted"
+             : "keeps no state of a fixed size that costs could be counted for";
+}
+
 }  // namespace
 
 Explanation explain(const OperatorInfo& law, const ExplainSizes& sizes) {
   if (law.cost.forward == 0) {
-    const bool has_state = std::ranges::any_of(law.outputs, &TensorInfo::is_state);
     throw Error(ErrorKind::kInvalidArgument,
                 fmt::format("{} {}; ouzel attend --list {} shows what it computes", law.name,
-                            has_state ? "does not cost a fixed number of operations per token and "
-                                        "number of its state: nothing is counted"
-                                      : "keeps no state of a fixed size that costs could be "
-                                        "counted for",
-                            law.name));
+                            why_not_counted(law), law.name));
   }
   if (sizes.tokens < 1 || sizes.keys < 1 || sizes.values < 1 || sizes.heads < 1) {
     throw Error(ErrorKind::kInvalidArgument,

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "src/base/dense_tensor.h"
 #include "src/base/text.h"
 #include "src/ops/operator_call.h"
 
@@ -232,16 +233,7 @@ Array Array::unset(const std::vector<std::int64_t>& shape, DType dtype) {
   }
   Array array;
   array.memory = Buffer(static_cast<std::size_t>(bytes));
-  Tensor& tensor = array.tensor;
-  tensor.data = array.memory.data();
-  tensor.dtype = dtype;
-  tensor.rank = static_cast<int>(shape.size());
-  std::int64_t step = 1;
-  for (std::size_t i = shape.size(); i-- > 0;) {
-    tensor.extent[i] = shape[i];
-    tensor.stride[i] = step;
-    step *= shape[i];
-  }
+  array.tensor = dense_tensor(array.memory.data(), dtype, shape);
   return array;
 }
 

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "ouzel/laws.h"
 #include "src/ops/law.h"
 #include "src/ops/registry_recurrence.h"
@@ -63,7 +65,8 @@ OperatorInfo row_of(const Law& law) {
       kFinalStateTensor,
       {"weights", law.many_rows() ? "B HO T TN" : "B HO T T", "", false, "form=parallel"}};
   AttributeInfo scale = kScaleAttribute;
-  if (law.unit_scale) scale.meaning = "Factor on " + info.inputs.front().name + " (default: 1)";
+  scale.meaning = fmt::format("Factor on {} (default: {})", info.inputs.front().name,
+                              law.unit_scale ? "1" : "K^-0.5");
   info.attributes = {scale, kReverseAttribute, kCuSeqlensAttribute, kFormAttribute};
   if (law.erase == EraseKind::kCollinear) {
     info.attributes.push_back({"use_qk_l2norm", kFlag,

@@ -185,7 +185,7 @@ std::vector<OperatorInfo> linear_attention_rows() {
   const AttributeInfo quadratic_scale = {"scale", kNumber, "Factor on q.k (default: K^-0.5)"};
   const AttributeInfo normalize = {"normalize", kFlag, "Divide by the sum of the weights", "true"};
   const AttributeInfo eps = {"eps",   kNumber, "Added to the sum of the weights",
-                             "1e-06", {},      kNotNegative};
+                             "1e-6", {},      kNotNegative};
   return {
       {"linear_attention",
        {"linear_attn"},
@@ -224,7 +224,7 @@ std::vector<OperatorInfo> linear_attention_rows() {
          {"full", "symmetric", "joint", "separate"}},
         {"nu", kInteger, "Products of dpfp", "1", {}, {1, 1 << 20}},
         {"kernel_eps", kNumber, "Added to the features of favor_relu", "0.001", {}, kNotNegative},
-        {"l2norm_eps", kNumber, "Added to |x|^2 by l2norm", "1e-06", {}, kNotNegative},
+        {"l2norm_eps", kNumber, "Added to |x|^2 by l2norm", "1e-6", {}, kNotNegative},
         {"m", kInteger, "Length that positions of cosformer stay below", "", {}, kAtLeastOne},
         {"scale", kNumber, "Factor on phi(q) (default: 1; identity and dpfp K^-0.5)"},
         {"normalize", kFlag, "Divide by the sum of the weights", "false"},
@@ -274,7 +274,7 @@ std::vector<OperatorInfo> linear_attention_rows() {
          "",
          {},
          kAtLeastOne},
-        {"eps", kNumber, "Least value of the sum of the weights", "1e-06", {}, kNotNegative},
+        {"eps", kNumber, "Least value of the sum of the weights", "1e-6", {}, kNotNegative},
         kCuSeqlensAttribute},
        run_cosformer},
   };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -81,7 +82,7 @@ const MatrixLaw& law_of(const std::string& rule, bool per_key) {
   return per_key ? kda : gated_delta_rule;
 }
 
-void run_attention(OperatorCall& call) {
+void attend(OperatorCall& call) {
   const std::string rule = call.attributes().text("update_rule");
   const std::int64_t query_heads = call.extent("OD") / call.extent("V"), heads = call.extent("HV");
   const double given = call.attributes().number("scale").value_or(0);
@@ -177,6 +178,16 @@ void run_attention(OperatorCall& call) {
   }
 }
 
+// What a law refuses, a decay above 0, it calls by its own names.
+void run_attention(OperatorCall& call) {
+  try {
+    attend(call);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kInvalidArgument) throw;
+    refuse(call, fmt::format("decay is g here: {}", e.what()));
+  }
+}
+
 void set_conv_extents(OperatorCall& call) {
   call.set_extent("TP", call.extent("W") - 1, "the width of weight");
 }
@@ -205,6 +216,14 @@ void exchange_axes(Context& context, const ConstTensor& from, const Tensor& to) 
       }
     }
   });
+}
+
+// [B, D, 1] as [B, 1, D].
+template <bool Const>
+BasicTensor<Const> as_row(BasicTensor<Const> x) {
+  std::swap(x.extent[1], x.extent[2]);
+  x.stride[2] = std::exchange(x.stride[1], x.stride[0]);
+  return x;
 }
 
 // Ouzel's window has one input more than the node's, the oldest, which no output reads.
@@ -240,8 +259,22 @@ void run_conv(OperatorCall& call) {
   const ShortConvOptions options = {.activation = activation == "none" ? ConvActivation::kNone
                                                                        : ConvActivation::kSilu};
   const Array x = rows(true), y = rows(true);
-  exchange_axes(call.context(), call.in("input"), x.tensor);
   const ConstTensor past = call.in("past_state");
+  if (tokens == 1 && call.extent("W") > 1 && !call.backward()) {
+    Array scratch;
+    Tensor present = call.out("present_state");
+    if (!present.present()) {
+      scratch = Array::unset({batch, channels, call.extent("W") - 1});
+      present = scratch.tensor;
+    }
+    copy_or_clear(call.context(), past, present);
+    copy_tensor(call.context(), as_row(call.in("input")), x.tensor);
+    short_conv_step(call.context(), options, x.tensor, call.in("weight"), call.in("bias"), present,
+                    y.tensor);
+    copy_tensor(call.context(), y.tensor, as_row(call.out("output")));
+    return;
+  }
+  exchange_axes(call.context(), call.in("input"), x.tensor);
   const Array initial = window(past, past.present()), final = window({}, true);
   const ShortConvInputs inputs = {.x = x.tensor,
                                   .weight = call.in("weight"),

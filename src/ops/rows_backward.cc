@@ -14,6 +14,7 @@
 #include "src/ops/rows_backward.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "src/kernels/recurrence_block.h"
@@ -30,12 +31,14 @@ constexpr float kMildGate = -0.5f;
 
 class RowsBackward {
  public:
+  // `position`: tokens that the initial state has seen.
   RowsBackward(Isa isa, const RowsKind& kind, RowSource& source, RowAdjoint& adjoint,
-               Scratch& scratch)
+               std::int64_t position, Scratch& scratch)
       : isa_(isa),
         kind_(kind),
         source_(source),
         adjoint_(adjoint),
+        position_(position),
         tokens_(source.tokens()),
         erases_(kind.erase != EraseKind::kNone),
         source_keeps_(source.kept(0, 0) != nullptr),
@@ -62,6 +65,7 @@ class RowsBackward {
   ErasingArgs block_args(std::int64_t first);
   AccumulateArgs accumulate_args() const;
   void pack(std::int64_t first, std::int64_t tokens, bool queries);
+  void drop_reset_reads();
   bool cut_blocks(const float* state, const float* keys, const float* values);
   std::int64_t lines_of(std::int64_t first, bool adjoint);
   void pack_queries(std::int64_t first, std::int64_t tokens);
@@ -76,7 +80,7 @@ class RowsBackward {
   const RowsKind& kind_;
   RowSource& source_;
   RowAdjoint& adjoint_;
-  std::int64_t tokens_;
+  std::int64_t position_, tokens_;
   bool erases_;
   bool source_keeps_;  // the states at the begins of chunks
   RowsBuffers b_;
@@ -123,15 +127,25 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens, bool queries) {
   mild_ = !kind_.value_decay;
   if (kind_.decay) {
     const float least = fold_decays(isa_, b_.packed.g, b_.folds);
-    mild_ = mild_ && first > 0 && least >= kMildGate;
+    // Mild gates of a chunk never fold, NaN does.
+    const bool folds = std::find(b_.folds.fold, b_.folds.fold + rows_, 1) != b_.folds.fold + rows_;
+    mild_ = mild_ && first > 0 && least >= kMildGate && !folds;
   }
   if (kind_.value_decay) {
     exponentials(isa_, rows_ * b_.value_pitch, b_.packed.gv, b_.value_decay);
-    std::fill_n(b_.value_total, b_.value_pitch, 0.0f);
+    std::fill_n(b_.value_total, kind_.values, 0.0f);
     for (std::int64_t t = 0; t < rows_; ++t) {
       const float* gv = b_.packed.gv + t * b_.value_pitch;
-      for (std::int64_t j = 0; j < b_.value_pitch; ++j) b_.value_total[j] += gv[j];
+      float* decay = b_.value_decay + t * b_.value_pitch;
+      for (std::int64_t j = 0; j < kind_.values; ++j) {
+        // A reset begins the sum anew, which may be NaN.
+        b_.value_total[j] = gv[j] + (decay[j] == 0.0f ? 0 : b_.value_total[j]);
+      }
+      std::fill(decay + kind_.values, decay + b_.value_pitch, 0.0f);
     }
+    // What fills up the values is 0, but for NaN: it decays to nothing.
+    std::fill(b_.value_total + kind_.values, b_.value_total + b_.value_pitch,
+              -std::numeric_limits<float>::infinity());
   }
   if (kind_.value_decay || !kind_.decay) {
     std::fill_n(b_.marks, rows_, kind_.value_decay);
@@ -146,6 +160,20 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens, bool queries) {
     args.factor = b_.folds.lambda;
     args.next = kind_.erase_decayed;
     if (erases_) fold_rows(isa_, args, b_.packed.e, b_.e);
+    if (erases_ && kind_.erase_decayed) drop_reset_reads();
+  }
+}
+
+// An erase does not read what a decay of 0 has dropped, even with NaN.
+void RowsBackward::drop_reset_reads() {
+  const Folds& folds = b_.folds;
+  for (std::int64_t t = 0; t < rows_; ++t) {
+    if (!folds.fold[t]) continue;
+    const float* factor = folds.factor + t * folds.pitch;
+    float* e = b_.e + t * b_.key_pitch;
+    for (std::int64_t i = 0; i < kind_.keys; ++i) {
+      if (factor[folds.per_key ? i : 0] == 0.0f) e[i] = 0;
+    }
   }
 }
 
@@ -324,7 +352,7 @@ float* RowsBackward::first_pass() {
     float* end = states + b_.state_size;
     if (erases_) {
       std::copy_n(states, b_.state_size, end);
-      erase_forward(t, end, t >= kLongSum ? b_.low : nullptr);
+      erase_forward(t, end, position_ + t >= kLongSum ? b_.low : nullptr);
     } else {
       write_forward(t, states, end);
     }
@@ -471,8 +499,15 @@ void RowsBackward::run(const StateMemory<const float>& initial,
         return key * m.row + value * m.column;
       };
       if (initial.s != nullptr) b_.kept[erases_ ? slab : lanes] = initial.s[at(initial)];
-      if (initial.residue != nullptr && !erases_ && !source_keeps_)
-        b_.low[lanes] = initial.residue[at(initial)];
+      if (initial.residue != nullptr && !source_keeps_) {
+        // Erases sum in two parts from a position on, all else always.
+        float* low = !erases_ ? b_.low + lanes : position_ >= kLongSum ? b_.low + slab : nullptr;
+        if (low != nullptr) {
+          *low = initial.residue[at(initial)];
+        } else {
+          b_.kept[slab] += initial.residue[at(initial)];
+        }
+      }
       if (final_grad.s != nullptr) {
         b_.grad[lanes] = final_grad.s[at(final_grad)];
         if (erases_) b_.grad_slabs[slab] = b_.grad[lanes];
@@ -512,10 +547,11 @@ std::size_t rows_backward_scratch(const RowsKind& kind, std::int64_t tokens, boo
 }
 
 void rows_backward(Isa isa, const RowsKind& kind, RowSource& source, RowAdjoint& adjoint,
-                   const StateMemory<const float>& initial, std::int64_t,
+                   const StateMemory<const float>& initial, std::int64_t position,
                    const StateMemory<const float>& final_grad,
                    const StateMemory<float>& initial_grad, Scratch& scratch) {
-  RowsBackward(isa, kind, source, adjoint, scratch).run(initial, final_grad, initial_grad);
+  RowsBackward(isa, kind, source, adjoint, position, scratch)
+      .run(initial, final_grad, initial_grad);
 }
 
 }  // namespace ouzel

@@ -76,6 +76,7 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
   token_grad = take_rows(kind.rows_per_token > 1, kind.queries * chunk * value_pitch);
   if (kind.decay) {
     folds.per_key = kind.decay_per_key;
+    folds.keys = kind.keys;
     folds.width = kind.decay_per_key ? keys : kTileKeys;
     folds.pitch = kind.decay_per_key ? key_pitch : kTileKeys;
     folds.lambda = take(true, (rows + 1) * folds.pitch);

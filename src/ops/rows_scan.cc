@@ -509,8 +509,6 @@ bool Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column,
   return finite;
 }
 
-// Outputs that only know of finite numbers stay as they are: they must not depend on what comes
-// later.
 // What fills a slab up to whole blocks may hold NaN by now, and no reset reaches it.
 void Scan::clear_padding(float* state, std::int64_t width) const {
   for (float* part = state; part < state + slab_state(); part += half_) {
@@ -521,6 +519,7 @@ void Scan::clear_padding(float* state, std::int64_t width) const {
   }
 }
 
+// Outputs that are finite stay as they are: they must not depend on what comes later.
 void Scan::run_rows(RowSource& source, std::int64_t first, std::int64_t column, float** state) {
   rows_.e = e_rows_;
   source.pack(first, column, columns_, rows_);
@@ -529,7 +528,6 @@ void Scan::run_rows(RowSource& source, std::int64_t first, std::int64_t column, 
     const std::int64_t width = std::min(columns_ - slab * kSlab, kSlab);
     clear_padding(state[slab], width);
     locate_outputs(source, first, column + slab * kSlab, out_);
-    bool finite = all_finite(isa_, half_, state[slab]);
     for (std::int64_t i = 0; i < rows(); ++i) {
       RowArgs a = row_args(isa_, kind_, rows_, i, slab * kSlab, width, row_factors_);
       a.s = state[slab];
@@ -538,10 +536,12 @@ void Scan::run_rows(RowSource& source, std::int64_t first, std::int64_t column, 
       a.o = row_out_;
       a.o_stride = kSlab;
       recurrence_row(isa_, a);
-      for (std::int64_t r = 0; r < a.queries && !finite; ++r) {
-        std::copy_n(row_out_ + r * kSlab, width, out_[r * out_pitch() + i]);
+      for (std::int64_t r = 0; r < a.queries; ++r) {
+        float* out = out_[r * out_pitch() + i];
+        for (std::int64_t j = 0; j < width; ++j) {
+          if (!std::isfinite(out[j])) out[j] = row_out_[r * kSlab + j];
+        }
       }
-      finite = finite && all_finite(isa_, half_, state[slab]);
     }
   }
 }

@@ -406,30 +406,28 @@ void short_conv_step(Context& context, const ShortConvOptions& options, const Co
   require(state.present(), s.op, "state");
   require(y.present(), s.op, "y");
   const auto x_view = s.rows<const float>(x, "x");
-  const auto state_view = s.states<float>(state, "state");
+  const bool is_short = state.rank == 3 && state.extent[2] == s.width - 1;
+  const std::int64_t columns = is_short ? s.width - 1 : s.width;
+  const auto state_view =
+      s.view<float, 3>(state, "state", {s.sequences, s.channels, columns}, false);
   const auto y_view = s.rows<float>(y, "y");
-
-  Context::Impl& impl = context.impl();
-  const Parameters parameters(s, s.weight<const float>(weight, "weight"),
-                              s.channel<const float>(bias, "bias"),
-                              impl.shared<float>(Parameters::floats(s)));
-  impl.reserve(scratch_of(s.width, sizeof(float*)) +
-               scratch_of((s.width - 1) * s.channels, sizeof(float)));
-  impl.run(s.batch, [&](std::int64_t n, Scratch& scratch) {
-    const Piece piece{n, 0, 1, n, 0, 1};
-    const float** rows = scratch.take<const float*>(s.width);
-    float* history = scratch.take<float>((s.width - 1) * s.channels);
-    read_history(s, state_view, n, history);
-    write_state(s, x_view, state_view, piece, state_view);
-    input_rows(s, x_view, piece, 1, history, rows);
-    const ConvTokens conv{rows,
-                          1,
-                          s.channels,
-                          s.width,
-                          parameters.weight,
-                          parameters.bias,
-                          options.activation == ConvActivation::kSilu};
-    conv_tokens(context.isa(), conv, y_view(n), s.channels);
+  const auto weight_view = s.weight<const float>(weight, "weight");
+  const auto bias_view = s.channel<const float>(bias, "bias");
+  context.impl().run(s.batch, [&](std::int64_t n, Scratch&) {
+    const ConvStep step{.channels = s.channels,
+                        .width = s.width,
+                        .columns = columns,
+                        .x = x_view(n),
+                        .weight = weight_view.data,
+                        .weight_row = weight_view.stride[0],
+                        .weight_column = weight_view.stride[1],
+                        .bias = bias_view.data,
+                        .bias_stride = bias_view.stride[0],
+                        .window = state_view(n),
+                        .window_row = state_view.stride[1],
+                        .window_column = state_view.stride[2],
+                        .silu = options.activation == ConvActivation::kSilu};
+    conv_step(context.isa(), step, y_view(n));
   });
 }
 
