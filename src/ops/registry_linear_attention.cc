@@ -184,7 +184,7 @@ std::vector<OperatorInfo> linear_attention_rows() {
   const char* luna = "feature_map=luna";
   const AttributeInfo quadratic_scale = {"scale", kNumber, "Factor on q.k (default: K^-0.5)"};
   const AttributeInfo normalize = {"normalize", kFlag, "Divide by the sum of the weights", "true"};
-  const AttributeInfo eps = {"eps",   kNumber, "Added to the sum of the weights",
+  const AttributeInfo eps = {"eps",  kNumber, "Added to the sum of the weights",
                              "1e-6", {},      kNotNegative};
   return {
       {"linear_attention",
