@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -17,6 +18,9 @@ namespace ouzel::test {
 namespace {
 
 using Int = std::int64_t;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<Context>& contexts() {
   static std::vector<Context> list = [] {
