@@ -1,6 +1,5 @@
 // Models: prefill against steps and splits, batches, packed sequences, checkpoints in other
-// people's types, errors that name every wrong tensor, states as values and as files, shared
-// models.
+// people's types, errors that name every wrong tensor, shared models.
 #include <cstring>
 #include <filesystem>
 #include <thread>
@@ -17,68 +16,20 @@
 #include "tests/compare.h"
 #include "tests/count_allocations.h"
 #include "tests/model_cases.h"
+#include "tests/model_runs.h"
 #include "tests/temp_folder.h"
 
-namespace ouzel {
+namespace ouzel::test {
 namespace {
-
-// Logits of one sequence, fed in pieces of the given lengths.
-std::vector<float> run_pieces(const Model& model, Context& context,
-                              const std::vector<std::int32_t>& tokens,
-                              const std::vector<std::int64_t>& pieces, State& state) {
-  const std::int64_t vocab = model.config().vocab_size;
-  std::vector<float> logits(tokens.size() * static_cast<std::size_t>(vocab));
-  Workspace workspace;
-  std::int64_t at = 0;
-  for (std::int64_t length : pieces) {
-    model.forward(
-        context, workspace,
-        std::span(tokens).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(length)),
-        state, {logits.data() + at * vocab, {length, vocab}}, LogitRows::kAll);
-    at += length;
-  }
-  EXPECT_EQ(at, std::ssize(tokens));
-  return logits;
-}
-
-std::vector<float> run_whole(const Model& model, Context& context,
-                             const std::vector<std::int32_t>& tokens) {
-  State state = model.new_state(std::ssize(tokens));
-  return run_pieces(model, context, tokens, {std::ssize(tokens)}, state);
-}
-
-// RMS of the difference over RMS of the truth.
-double error(const std::vector<float>& got, const std::vector<float>& truth) {
-  std::vector<float> difference;
-  for (std::size_t i = 0; i < truth.size(); ++i) difference.push_back(got[i] - truth[i]);
-  return test::rms(difference) / test::rms(truth);
-}
-
-std::string message_of(const std::function<void()>& call, ErrorKind kind) {
-  try {
-    call();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), kind) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
-
-void expect_contains(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in: " << text;
-  }
-}
 
 TEST(Model, LogitsAgreeWithFloat64) {
   for (const Isa isa : supported_isas()) {
     Context context({.threads = 2, .isa = isa, .poison_scratch = true});
-    for (const auto& [name, config] : test::model_cases()) {
+    for (const auto& [name, config] : model_cases()) {
       SCOPED_TRACE(std::string(name_of(isa)) + " " + name);
       const Model model(context, config, 5);
-      const auto tokens = test::random_tokens(70, config.vocab_size, 1);
-      const test::ReferenceModel twin(config, model.parameters());
+      const auto tokens = random_tokens(70, config.vocab_size, 1);
+      const ReferenceModel twin(config, model.parameters());
       std::vector<float> truth;
       for (const auto& row : twin.logits(tokens)) {
         for (double value : row) truth.push_back(static_cast<float>(value));
@@ -91,11 +42,11 @@ TEST(Model, LogitsAgreeWithFloat64) {
 TEST(Model, PiecesAndStepsAgreeWithTheWhole) {
   for (const Isa isa : supported_isas()) {
     Context context({.threads = 2, .isa = isa, .poison_scratch = true});
-    for (const auto& [name, config] : test::model_cases()) {
+    for (const auto& [name, config] : model_cases()) {
       SCOPED_TRACE(std::string(name_of(isa)) + " " + name);
       const Model model(context, config, 5);
       const std::int64_t length = 90;
-      const auto tokens = test::random_tokens(length, config.vocab_size, 1);
+      const auto tokens = random_tokens(length, config.vocab_size, 1);
       const std::vector<float> whole = run_whole(model, context, tokens);
       const std::vector<std::vector<std::int64_t>> splits = {
           std::vector<std::int64_t>(90, 1), {1, 89}, {89, 1}, {0, 3, 4, 5, 6, 72}, {64, 26}};
@@ -113,11 +64,11 @@ TEST(Model, PiecesAndStepsAgreeWithTheWhole) {
 
 TEST(Model, BatchesAndPackedSequencesGiveTheBitsOfSingleOnes) {
   Context context({.threads = 3, .poison_scratch = true});
-  for (const auto& [name, config] : test::model_cases()) {
+  for (const auto& [name, config] : model_cases()) {
     SCOPED_TRACE(name);
     const Model model(context, config, 5);
     const std::int64_t vocab = config.vocab_size, length = 21;
-    const auto tokens = test::random_tokens(2 * length, vocab, 1);
+    const auto tokens = random_tokens(2 * length, vocab, 1);
     const std::vector<std::int32_t> first(tokens.begin(), tokens.begin() + length),
         second(tokens.begin() + length, tokens.end());
     State a = model.new_state(64), b = model.new_state(64);
@@ -173,7 +124,7 @@ TEST(Model, BatchesAndPackedSequencesGiveTheBitsOfSingleOnes) {
 
 TEST(Model, StepsAllocateNothing) {
   Context context({.threads = 2});
-  for (const auto& [name, config] : test::model_cases()) {
+  for (const auto& [name, config] : model_cases()) {
     SCOPED_TRACE(name);
     const Model model(context, config, 5);
     State state = model.new_state(64);
@@ -182,25 +133,25 @@ TEST(Model, StepsAllocateNothing) {
     const std::int32_t token[] = {7};
     std::int64_t before = 0;
     for (int i = 0; i < 40; ++i) {
-      if (i == 10) before = test::allocations;
+      if (i == 10) before = allocations;
       model.forward(context, workspace, token, state, {logits.data(), {1, config.vocab_size}});
     }
-    EXPECT_EQ(test::allocations - before, 0);
+    EXPECT_EQ(allocations - before, 0);
   }
 }
 
 TEST(Model, SavesAndLoads) {
   Context context({.threads = 2});
-  for (const auto& [name, config] : test::model_cases()) {
+  for (const auto& [name, config] : model_cases()) {
     SCOPED_TRACE(name);
-    const test::TempFolder folder;
+    const TempFolder folder;
     const Model model(context, config, 5);
     model.save(folder / "model");
     const Model again = Model::load(context, folder / "model");
     EXPECT_EQ(again.config().to_json(), config.to_json());
     EXPECT_EQ(again.fingerprint(), model.fingerprint());
     EXPECT_EQ(again.parameter_count(), model.parameter_count());
-    const auto tokens = test::random_tokens(20, config.vocab_size, 1);
+    const auto tokens = random_tokens(20, config.vocab_size, 1);
     EXPECT_EQ(run_whole(again, context, tokens), run_whole(model, context, tokens));
     EXPECT_NE(Model(context, config, 6).fingerprint(), model.fingerprint());
   }
@@ -215,7 +166,7 @@ TEST(Model, CarriesTheNamesOfFlashLinearAttention) {
     }
     return text;
   };
-  const auto cases = test::model_cases();
+  const auto cases = model_cases();
   EXPECT_EQ(names(cases[6].config),  // retnet_gqa_conv_ungated
             [] {
               std::string text = "model.embeddings.weight [19, 16]\n";
@@ -245,9 +196,9 @@ TEST(Model, CarriesTheNamesOfFlashLinearAttention) {
 // Files by other writers: half types, a double, foreign metadata, shards and their index.
 TEST(Model, LoadsFilesOfOtherWriters) {
   Context context({.threads = 2});
-  const ModelConfig config = test::model_cases()[1].config;
+  const ModelConfig config = model_cases()[1].config;
   const Model model(context, config, 5);
-  const test::TempFolder folder;
+  const TempFolder folder;
   model.save(folder.path());
   std::filesystem::remove(folder / "model.safetensors");
 
@@ -304,8 +255,8 @@ TEST(Model, LoadsFilesOfOtherWriters) {
 
 TEST(Model, NamesEveryWrongTensor) {
   Context context({.threads = 1});
-  const Model model(context, test::model_cases()[0].config, 5);
-  const test::TempFolder folder;
+  const Model model(context, model_cases()[0].config, 5);
+  const TempFolder folder;
   model.save(folder.path());
   std::vector<TensorToWrite> tensors;
   const std::vector<std::int32_t> numbers(200, 1);
@@ -374,7 +325,7 @@ TEST(Model, RefusesConfigurations) {
 
 TEST(Model, RefusesCallsThatDoNotFit) {
   Context context({.threads = 1});
-  const ModelConfig config = test::model_cases()[0].config;
+  const ModelConfig config = model_cases()[0].config;
   const Model model(context, config, 5), other(context, config, 6);
   Workspace workspace;
   std::vector<float> logits(static_cast<std::size_t>(3 * config.vocab_size));
@@ -399,98 +350,21 @@ TEST(Model, RefusesCallsThatDoNotFit) {
   EXPECT_EQ(state.position(), 3);
 }
 
-TEST(State, IsAValue) {
-  Context context({.threads = 2});
-  for (const auto& [name, config] : test::model_cases()) {
-    SCOPED_TRACE(name);
-    const Model model(context, config, 5);
-    const auto tokens = test::random_tokens(40, config.vocab_size, 1);
-    const std::vector<std::int32_t> head(tokens.begin(), tokens.begin() + 25),
-        tail(tokens.begin() + 25, tokens.end());
-    State state = model.new_state(25);
-    run_pieces(model, context, head, {25}, state);
-    state.sampler = {1, 2, 3};
-    State copy = state;
-    EXPECT_TRUE(copy == state);
-    copy.reserve(100);
-    EXPECT_TRUE(copy == state);  // what is reserved does not count
-    state.reserve(40);
-    State fork = state;
-    const std::vector<float> logits = run_pieces(model, context, tail, {15}, state);
-    EXPECT_FALSE(copy == state);
-    EXPECT_EQ(run_pieces(model, context, tail, {15}, fork), logits);
-    EXPECT_TRUE(fork == state);
-    fork.sampler.push_back(4);
-    EXPECT_FALSE(fork == state);
-    EXPECT_EQ(run_pieces(model, context, tail, {15}, copy), logits);
-    copy.clear();
-    EXPECT_TRUE(copy == model.new_state());
-    EXPECT_EQ(copy.position(), 0);
-  }
-}
-
-TEST(State, GoesThroughAFile) {
-  Context context({.threads = 2});
-  for (const auto& [name, config] : test::model_cases()) {
-    SCOPED_TRACE(name);
-    const test::TempFolder folder;
-    const Model model(context, config, 5);
-    const auto tokens = test::random_tokens(40, config.vocab_size, 1);
-    const std::vector<std::int32_t> head(tokens.begin(), tokens.begin() + 25),
-        tail(tokens.begin() + 25, tokens.end());
-    State state = model.new_state(100);
-    run_pieces(model, context, head, {25}, state);
-    state.sampler = {9, 8, 7};
-    state.save(folder / "state");
-    State loaded = model.load_state(folder / "state", 40);
-    EXPECT_TRUE(loaded == state);
-    EXPECT_EQ(run_pieces(model, context, tail, {15}, loaded),
-              run_pieces(model, context, tail, {15}, state));
-    EXPECT_TRUE(loaded == state);
-
-    const Model other(context, config, 6);
-    expect_contains(message_of([&] { other.load_state(folder / "state"); }, ErrorKind::kBadFile),
-                    {folder / "state", model.fingerprint(), other.fingerprint()});
-    // Cut short anywhere, or another file altogether.
-    const std::string bytes = read_file(folder / "state");
-    for (std::size_t length :
-         {std::size_t{0}, std::size_t{7}, bytes.size() / 2, bytes.size() - 1}) {
-      write_file(folder / "cut", std::string_view(bytes).substr(0, length));
-      message_of([&] { model.load_state(folder / "cut"); }, ErrorKind::kBadFile);
-    }
-    model.save(folder / "model");
-    expect_contains(message_of([&] { model.load_state(folder / "model" + "/model.safetensors"); },
-                               ErrorKind::kBadFile),
-                    {"ouzel-state"});
-  }
-}
-
-TEST(State, HasAFixedSizeWithoutUnwindowedSoftmax) {
-  Context context({.threads = 1});
-  for (const auto& [name, config] : test::model_cases()) {
-    SCOPED_TRACE(name);
-    const Model model(context, config, 5);
-    const bool grows = name == "transformer" || name == "hybrid";
-    EXPECT_EQ(model.new_state(1000).bytes() > model.new_state(10).bytes(), grows);
-    EXPECT_EQ(model.new_state(1000).capacity(), grows ? 1000 : 0);
-  }
-}
-
 TEST(Model, IsSharedByConcurrentSessions) {
   Context context({.threads = 1});
-  for (const auto& [name, config] : test::model_cases()) {
+  for (const auto& [name, config] : model_cases()) {
     SCOPED_TRACE(name);
     const Model model(context, config, 5);
     std::vector<std::vector<float>> expected, found(4);
     for (std::uint64_t i = 0; i < 4; ++i) {
-      expected.push_back(run_whole(model, context, test::random_tokens(50, config.vocab_size, i)));
+      expected.push_back(run_whole(model, context, random_tokens(50, config.vocab_size, i)));
     }
     {
       std::vector<std::jthread> sessions;
       for (std::size_t i = 0; i < 4; ++i) {
         sessions.emplace_back([&, i] {
           Context own({.threads = 2});
-          found[i] = run_whole(model, own, test::random_tokens(50, config.vocab_size, i));
+          found[i] = run_whole(model, own, random_tokens(50, config.vocab_size, i));
         });
       }
     }
@@ -498,28 +372,5 @@ TEST(Model, IsSharedByConcurrentSessions) {
   }
 }
 
-TEST(Random, IsPhilox) {
-  // Known answers of Random123's own test vectors (kat_vectors, philox4x32 10).
-  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}),
-            (std::array<std::uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
-            (std::array<std::uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
-  Random random(3, 4);
-  std::vector<std::uint32_t> numbers;
-  for (int i = 0; i < 20; ++i) numbers.push_back(random.next());
-  for (std::uint64_t i = 0; i < 20; ++i) EXPECT_EQ(Random(3, 4, i).next(), numbers[i]);
-  double sum = 0, squares = 0;
-  std::vector<int> counts(7);
-  for (int i = 0; i < 20000; ++i) {
-    const double x = random.normal();
-    sum += x;
-    squares += x * x;
-    ++counts[random.below(7)];
-  }
-  EXPECT_NEAR(sum / 20000, 0, 0.03);
-  EXPECT_NEAR(squares / 20000, 1, 0.05);
-  for (int count : counts) EXPECT_NEAR(count, 20000 / 7, 250);
-}
-
 }  // namespace
-}  // namespace ouzel
+}  // namespace ouzel::test

@@ -3,9 +3,7 @@
 #include "src/ops/registry.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -14,59 +12,11 @@
 #include <gtest/gtest.h>
 
 #include "ouzel/error.h"
-#include "src/ops/copy_tensor.h"
 #include "src/ops/operator_call.h"
+#include "tests/registry_calls.h"
 
-namespace ouzel {
+namespace ouzel::test {
 namespace {
-
-using Given = std::map<std::string, std::string>;
-
-void expect_refused(const std::vector<std::string>& parts, const std::function<void()>& action) {
-  try {
-    action();
-    FAIL() << "accepted; expected: " << parts.front();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument) << e.what();
-    for (const std::string& part : parts) {
-      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what() << "\n" << part;
-    }
-  }
-}
-
-// A call with tensors of given shapes, filled with a fixed pattern.
-struct Call {
-  std::string op;
-  Given attributes;
-  std::map<std::string, Array> tensors;
-  bool backward = false;
-
-  void put(const std::string& name, const std::vector<std::int64_t>& shape,
-           DType dtype = DType::kF32) {
-    Array array(shape, dtype);
-    if (dtype == DType::kF32) {
-      for (std::int64_t i = 0; i < array.tensor.size(); ++i) {
-        array.memory.f32()[i] = static_cast<float>(std::sin(0.7 * static_cast<double>(i) + 0.1));
-      }
-    }
-    tensors.insert_or_assign(name, std::move(array));
-  }
-  std::vector<NamedArray> run() const {
-    Context context({.threads = 2, .poison_scratch = true});
-    const OperatorInfo& info = find_operator(op);
-    std::map<std::string, ConstTensor> views;
-    for (const auto& [name, array] : tensors) views[name] = array.tensor;
-    return run_operator(context, info, Attributes(info, attributes), views, backward);
-  }
-};
-
-Call retention_call() {
-  Call call{"retention", {}, {}};
-  call.put("q", {2, 5, 2, 4});
-  call.put("k", {2, 5, 2, 4});
-  call.put("v", {2, 5, 2, 3});
-  return call;
-}
 
 std::vector<std::string> names_of(const std::vector<NamedArray>& results) {
   std::vector<std::string> names;
@@ -302,162 +252,6 @@ TEST(Registry, TensorsAreCheckedByNameTypeAndShape) {
   expect_refused({"must not decrease"}, [&] { call.run(); });
 }
 
-// A tensor in memory of its own, of any strides and type.
-struct LaidOut {
-  std::vector<char> memory;
-  Tensor tensor;
-};
-
-// A copy of `tensor` as `dtype`, each axis reversed in memory and `gap` elements apart.
-LaidOut laid_out(const ConstTensor& tensor, DType dtype, std::int64_t gap) {
-  LaidOut out;
-  out.tensor.rank = tensor.rank;
-  out.tensor.dtype = dtype;
-  out.tensor.extent = tensor.extent;
-  std::int64_t step = gap, first = 0;
-  for (int i = 0; i < tensor.rank; ++i) {  // the last axis is the farthest apart
-    const auto axis = static_cast<std::size_t>(i);
-    out.tensor.stride[axis] = -step;
-    first += step * std::max<std::int64_t>(tensor.extent[axis] - 1, 0);
-    step *= std::max<std::int64_t>(tensor.extent[axis], 1);
-  }
-  const auto bytes = static_cast<std::size_t>(size_of(dtype));
-  out.memory.assign((static_cast<std::size_t>(step) + 1) * bytes + 1, '\x7f');
-  out.tensor.data = out.memory.data() + 1 + first * size_of(dtype);  // no alignment either
-  Context context({.threads = 1});
-  copy_tensor(context, tensor, out.tensor);
-  return out;
-}
-
-std::vector<std::int64_t> shape_vector(const ConstTensor& tensor) {
-  return {tensor.extent.begin(), tensor.extent.begin() + tensor.rank};
-}
-
-// A dense float32 copy.
-Array dense(const ConstTensor& tensor) {
-  Array copy(shape_vector(tensor));
-  Context context({.threads = 1});
-  copy_tensor(context, tensor, copy.tensor);
-  return copy;
-}
-
-Call learned_call() {
-  Call call{"linear_attention", {{"feature_map", "elementwise_product"}, {"normalize", "true"}}};
-  call.backward = true;
-  call.put("q", {2, 70, 2, 4});
-  call.put("k", {2, 70, 2, 4});
-  call.put("v", {2, 70, 2, 3});
-  call.put("W1", {6, 4});
-  call.put("b1", {6});
-  call.put("W2", {6, 4});
-  call.put("initial_state", {2, 2, 6, 3});
-  call.put("do", {2, 70, 2, 3});
-  return call;
-}
-
-TEST(Registry, AnyStridesAndMemoryOfTheCallerGiveTheSame) {
-  const Call call = learned_call();
-  const OperatorInfo& info = find_operator(call.op);
-  const Attributes attributes(info, call.attributes);
-  const std::vector<NamedArray> expected = call.run();
-  std::map<std::string, LaidOut> memory;
-  std::map<std::string, ConstTensor> tensors;
-  for (const auto& [name, array] : call.tensors) {
-    memory[name] = laid_out(array.tensor, DType::kF32, 2);
-    tensors[name] = memory[name].tensor;
-  }
-  OperatorCall strided(info, attributes, tensors, true);
-  ASSERT_EQ(strided.results().size(), expected.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_EQ(strided.results()[i].name, expected[i].name);
-    LaidOut& out = memory[expected[i].name] = laid_out(expected[i].array.tensor, DType::kF32, 3);
-    std::fill(out.memory.begin(), out.memory.end(), '\x7f');
-    strided.put(expected[i].name, out.tensor);
-  }
-  Context context({.threads = 2, .poison_scratch = true});
-  strided.run(context);
-  for (const NamedArray& result : expected) {
-    const Array got = dense(memory[result.name].tensor);
-    EXPECT_EQ(std::memcmp(got.memory.data(), result.array.memory.data(), got.memory.bytes()), 0)
-        << result.name;
-  }
-}
-
-TEST(Registry, ResultsWithoutMemoryAreNotWantedAndStraightOnesKeepTheirSurroundings) {
-  const Call call = learned_call();
-  const OperatorInfo& info = find_operator(call.op);
-  const Attributes attributes(info, call.attributes);
-  std::map<std::string, ConstTensor> tensors;
-  for (const auto& [name, array] : call.tensors) tensors[name] = array.tensor;
-  std::map<std::string, std::vector<float>> expected;
-  for (const NamedArray& result : call.run()) {
-    expected[result.name].assign(result.array.memory.f32(),
-                                 result.array.memory.f32() + result.array.tensor.size());
-  }
-  // o in rows of two values more; dv and dW1 dense; the weight's memory is assigned, not added to.
-  std::vector<float> o(2 * 70 * 2 * 5, 7), dv(2 * 70 * 2 * 3), d_w1(6 * 4, 7);
-  OperatorCall some(info, attributes, tensors, true);
-  some.put("o", View<float, 4>(o.data(), {2, 70, 2, 3}, {70 * 2 * 5, 2 * 5, 5, 1}));
-  some.put("dv", View<float, 4>(dv.data(), {2, 70, 2, 3}));
-  some.put("dW1", View<float, 2>(d_w1.data(), {6, 4}));
-  Context context({.threads = 2});
-  some.run(context);
-  EXPECT_EQ(dv, expected["dv"]);
-  EXPECT_EQ(d_w1, expected["dW1"]);
-  for (std::size_t i = 0; i < o.size(); ++i) {
-    EXPECT_EQ(o[i], i % 5 < 3 ? expected["o"][i / 5 * 3 + i % 5] : 7) << i;
-  }
-}
-
-// Takes 16-bit rows as they are; linear_attention has them converted around its call.
-Call gated_call() {
-  Call call{"gated_delta_rule", {}, {}};
-  call.backward = true;
-  for (const char* input : {"q", "k", "v", "do"}) call.put(input, {2, 70, 2, 4});
-  for (const char* input : {"g", "beta"}) call.put(input, {2, 70, 2});
-  Array& g = call.tensors["g"];
-  for (std::int64_t i = 0; i < g.tensor.size(); ++i) {
-    g.memory.f32()[i] = -std::abs(g.memory.f32()[i]);
-  }
-  call.put("initial_state", {2, 2, 4, 4});
-  return call;
-}
-
-TEST(Registry, SixteenBitTensorsGiveWhatTheirValuesGive) {
-  Context context({.threads = 2});
-  for (auto* const make : {learned_call, gated_call}) {
-    for (DType dtype : {DType::kBF16, DType::kF16}) {
-      // The expected results are those of the rounded values in float32, rounded once more.
-      Call call = make();
-      const OperatorInfo& info = find_operator(call.op);
-      const Attributes attributes(info, call.attributes);
-      std::map<std::string, Array> memory;
-      std::map<std::string, ConstTensor> tensors;
-      for (auto& [name, array] : call.tensors) {
-        memory[name] = Array(shape_vector(array.tensor), dtype);
-        copy_tensor(context, array.tensor, memory[name].tensor);
-        copy_tensor(context, memory[name].tensor, array.tensor);
-        tensors[name] = memory[name].tensor;
-      }
-      OperatorCall half(info, attributes, tensors, true);
-      for (const ResultInfo& result : half.results()) {
-        const bool is_state = !result.is_gradient && result.name != "o";
-        EXPECT_EQ(result.dtype, is_state ? DType::kF32 : dtype) << result.name;
-        memory[result.name] = Array(result.shape, result.dtype);
-        half.put(result.name, memory[result.name].tensor);
-      }
-      half.run(context);
-      for (const NamedArray& result : call.run()) {
-        const Array& got = memory[result.name];
-        Array want(shape_vector(got.tensor), got.tensor.dtype);
-        copy_tensor(context, result.array.tensor, want.tensor);
-        EXPECT_EQ(std::memcmp(got.memory.data(), want.memory.data(), want.memory.bytes()), 0)
-            << call.op << " " << result.name;
-      }
-    }
-  }
-}
-
 TEST(Registry, SequencesMayBeEmpty) {
   Call call = retention_call();
   call.backward = true;
@@ -469,30 +263,6 @@ TEST(Registry, SequencesMayBeEmpty) {
   for (std::int64_t i = 0; i < results[1].array.tensor.size(); ++i) {
     EXPECT_EQ(results[1].array.memory.f32()[i], 0);
   }
-}
-
-TEST(Registry, MemoryOfResultsIsChecked) {
-  const Call call = retention_call();
-  const OperatorInfo& info = find_operator(call.op);
-  const Attributes attributes(info, {});
-  std::map<std::string, ConstTensor> tensors;
-  for (const auto& [name, array] : call.tensors) tensors[name] = array.tensor;
-  OperatorCall checked(info, attributes, tensors, false);
-  std::vector<float> o(2 * 5 * 2 * 3);
-  std::vector<double> wide(o.size());
-  expect_refused({"this call of retention does not give 'dq'", "It gives o, final_state"}, [&] {
-    checked.put("dq", View<float, 4>(o.data(), {2, 5, 2, 3}));
-  });
-  expect_refused({"memory for o is F32 [2, 5, 3, 2]; F32, BF16 or F16 [2, 5, 2, 3] was expected"},
-                 [&] {
-                   checked.put("o", View<float, 4>(o.data(), {2, 5, 3, 2}));
-                 });
-  expect_refused({"memory for o is F64"}, [&] {
-    checked.put("o", View<double, 4>(wide.data(), {2, 5, 2, 3}));
-  });
-  expect_refused({"memory for o has stride 0 along axis 0"}, [&] {
-    checked.put("o", View<float, 4>(o.data(), {2, 5, 2, 3}, {0, 6, 3, 1}));
-  });
 }
 
 TEST(Registry, ConditionsRuleTensorsInAndOut) {
@@ -530,4 +300,4 @@ TEST(Registry, HostileShapesGiveAnError) {
 }
 
 }  // namespace
-}  // namespace ouzel
+}  // namespace ouzel::test
