@@ -164,7 +164,7 @@ struct LongArgs {
   float* low = nullptr;
   float leave_minus_1 = 0;        // expm1 of the log decay over these tokens
   const float* factor = nullptr;  // [tokens]
-  float* partial = nullptr;       // [16][32], scratch
+  float* partial = nullptr;       // [tokens][32], scratch
   float* out = nullptr;           // null: only write
   std::int64_t out_stride = 0, width = 0;
   float skip = 0;

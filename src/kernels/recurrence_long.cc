@@ -132,7 +132,7 @@ template <int kVectors, bool kLast, int kTokens>
 HWY_INLINE void read_tile(const LongArgs& a, const V (&s)[kTileKeys][kVectors], const float* keyed,
                           std::int64_t t0, int t, std::int64_t column) {
   const D d;
-  float* partial = a.partial + t * kSlab + column;
+  float* partial = a.partial + (t0 + t) * kSlab + column;
   V o[kTokens][kVectors];
   OUZEL_UNROLL
   for (int u = 0; u < kTokens; ++u) {
@@ -172,34 +172,12 @@ HWY_INLINE void read_tile(const LongArgs& a, const V (&s)[kTileKeys][kVectors], 
   }
 }
 
-// One block of keys over up to 16 tokens: reads S, then adds their sum to it.
-template <bool kRead, int kVectors, bool kLast, Beside kBeside>
-HWY_INLINE void long_tile(const LongArgs& a, std::int64_t t0, int tokens, std::int64_t key,
-                          std::int64_t column) {
+// A tile of S takes in the sum over up to 16 tokens from t0 on.
+template <int kVectors>
+HWY_INLINE void add_tile(const LongArgs& a, const float* keyed, std::int64_t t0, int tokens,
+                         std::int64_t column, float* state, float* low) {
   const D d;
-  const float* keyed =
-      a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock + t0 * kKeyedPitch;
   const float* values = a.values + t0 * kSlab + column;
-  float* state = a.state + key * kSlab + column;
-  float* low = a.low + key * kSlab + column;
-  if constexpr (kRead) {
-    V s[kTileKeys][kVectors];
-    OUZEL_UNROLL
-    for (int i = 0; i < kTileKeys; ++i) {
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Load(d, state + i * kSlab + j * kLanes);
-    }
-    Pieces<kBeside> pieces(a.meanwhile, tokens / kTogether);
-    int t = 0;
-    for (; t < kTogether * pieces.count; t += kTogether) {
-      pieces.next();
-      read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);
-    }
-    for (; t + kTogether <= tokens; t += kTogether) {
-      read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);
-    }
-    for (; t < tokens; ++t) read_tile<kVectors, kLast, 1>(a, s, keyed, t0, t, column);
-  }
   V sum[kTileKeys][kVectors];
   OUZEL_UNROLL
   for (int i = 0; i < kTileKeys; ++i) {
@@ -233,6 +211,40 @@ HWY_INLINE void long_tile(const LongArgs& a, std::int64_t t0, int tokens, std::i
   }
 }
 
+// One block of keys over all tokens, 16 by 16: they read S, then their sum is added to it. The tile
+// of S stays in the first-level cache meanwhile.
+template <bool kRead, int kVectors, bool kLast, Beside kBeside>
+HWY_INLINE void long_tile(const LongArgs& a, std::int64_t key, std::int64_t column) {
+  const D d;
+  const float* keyed = a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock;
+  float* state = a.state + key * kSlab + column;
+  float* low = a.low + key * kSlab + column;
+  Pieces<kBeside> pieces(a.meanwhile, a.tokens / kTogether);
+  std::int64_t left = pieces.count;
+  for (std::int64_t t0 = 0; t0 < a.tokens; t0 += kLongChunk, keyed += kLongChunk * kKeyedPitch) {
+    const int tokens = static_cast<int>(HWY_MIN(kLongChunk, a.tokens - t0));
+    if constexpr (kRead) {
+      V s[kTileKeys][kVectors];
+      OUZEL_UNROLL
+      for (int i = 0; i < kTileKeys; ++i) {
+        OUZEL_UNROLL
+        for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Load(d, state + i * kSlab + j * kLanes);
+      }
+      int t = 0;
+      for (; left > 0 && t + kTogether <= tokens; t += kTogether, --left) {
+        pieces.next();
+        read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);
+      }
+      for (; t + kTogether <= tokens; t += kTogether) {
+        read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);
+      }
+      for (; t < tokens; ++t) read_tile<kVectors, kLast, 1>(a, s, keyed, t0, t, column);
+    }
+    add_tile<kVectors>(a, keyed, t0, tokens, column, state, low);
+  }
+  for (; left > 0; --left) pieces.next();
+}
+
 // S + low times e^g, as S + low + (S + low) expm1(g).
 void decay(const LongArgs& a) {
   const D d;
@@ -249,32 +261,27 @@ void decay(const LongArgs& a) {
 template <bool kRead, int kVectors>
 void long_columns(const LongArgs& a, std::int64_t column) {
   const std::int64_t keys = a.key_blocks * kKeyBlock;
-  for (std::int64_t t = 0; t < a.tokens; t += kLongChunk) {
+  for (std::int64_t t = 0; kRead && t < a.tokens; t += kLongChunk) {
     const int tokens = static_cast<int>(HWY_MIN(kLongChunk, a.tokens - t));
-    if constexpr (kRead) {
-      const float* scores = a.scores + t * kLongChunk;
-      const float* values = a.values + t * kSlab + column;
-      int row = 0;
-      for (; row + 4 <= tokens; row += 4) {
-        recent_rows<4, kVectors>(scores, values, a.partial + column, row);
-      }
-      for (; row < tokens; ++row) {
-        recent_rows<1, kVectors>(scores, values, a.partial + column, row);
-      }
-    }
-    for (std::int64_t key = 0; key < keys; key += kTileKeys) {
-      const auto tile = [&]<Beside kBeside>() HWY_ATTR {
-        if (key + kTileKeys < keys) {
-          long_tile<kRead, kVectors, false, kBeside>(a, t, tokens, key, column);
-        } else {
-          long_tile<kRead, kVectors, true, kBeside>(a, t, tokens, key, column);
-        }
-      };
-      if constexpr (kRead && kVectors == 2) {
-        with_beside(a.meanwhile, tile);
+    const float* scores = a.scores + t * kLongChunk;
+    const float* values = a.values + t * kSlab + column;
+    float* partial = a.partial + t * kSlab + column;
+    int row = 0;
+    for (; row + 4 <= tokens; row += 4) recent_rows<4, kVectors>(scores, values, partial, row);
+    for (; row < tokens; ++row) recent_rows<1, kVectors>(scores, values, partial, row);
+  }
+  for (std::int64_t key = 0; key < keys; key += kTileKeys) {
+    const auto tile = [&]<Beside kBeside>() HWY_ATTR {
+      if (key + kTileKeys < keys) {
+        long_tile<kRead, kVectors, false, kBeside>(a, key, column);
       } else {
-        tile.template operator()<Beside::kNothing>();
+        long_tile<kRead, kVectors, true, kBeside>(a, key, column);
       }
+    };
+    if constexpr (kRead && kVectors == 2) {
+      with_beside(a.meanwhile, tile);
+    } else {
+      tile.template operator()<Beside::kNothing>();
     }
   }
 }
