@@ -126,8 +126,8 @@ void finish_pack_ahead(Isa isa, PackAhead& pack);
 // One slab over a chunk. The state is multiplied by `enter` before each block of tokens, and by
 // `leave` after the last; a factor of exactly 0 clears it, even of NaN.
 struct TileBlock {
-  std::int64_t tokens = 0;
-  float enter = 1;
+  std::int64_t tokens;
+  float enter;
 };
 struct TileArgs {
   TileMode mode = TileMode::kScan;

@@ -121,8 +121,9 @@ void HeadsScan::run(Isa isa, const HeadsScanArgs& args) {
     }
     if (args.gates != nullptr) {
       std::swap(decays_, next_decays_);
-      for (std::int64_t i = 0; i < count_ * kChunk; ++i) {
-        factors_[i] = args.read_scale * decays_[i / kChunk].read[i % kChunk];
+      for (std::int64_t h = 0; h < count_; ++h) {
+        float* factor = factors_ + h * kChunk;
+        for (std::int64_t i = 0; i < kChunk; ++i) factor[i] = args.read_scale * decays_[h].read[i];
       }
     }
     if (next < args.length) {
