@@ -23,28 +23,44 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-float HgrnForward(const TokenRange& range, TokenRows<const float> x, TokenRows<const float> g,
-                  TokenRows<float> o, float* high, float* low) {
+constexpr int64_t kLanes = HWY_LANES(float);
+constexpr int kGroup = 4;  // vectors side by side
+
+float HgrnForward(const TokenRange& range, TokenRows<const float> x_rows,
+                  TokenRows<const float> g_rows, TokenRows<float> o, float* high, float* low) {
   const D d;
   V top = hn::Zero(d);
   for (int64_t t = 0; t < range.tokens; ++t) {
     check_cancelled_at(t);
-    const float* xt = x.data + t * x.stride;
-    const float* gt = g.data + t * g.stride;
+    const float* xt = x_rows.data + t * x_rows.stride;
+    const float* gt = g_rows.data + t * g_rows.stride;
     float* ot = o.data + t * o.stride;
-    ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      fetch(xt + i, x.stride);
-      fetch(gt + i, g.stride);
-      const V given = lanes.Load(d, gt + i);
-      top = hn::IfThenElse(hn::Gt(given, top), given, top);
-      const V gate = math::at_most(d, hn::Zero(d), given);
-      V h = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
-      V factor, minus_1;
-      decay_factors(d, gate, factor, minus_1);
-      h = two_part_sum(d, h, rest, factor, minus_1, lanes.Load(d, xt + i));
-      lanes.Store(h, d, high + i);
-      lanes.Store(rest, d, low + i);
-      lanes.Output(h, d, ot + i, range.stream);
+    ForGroups<kGroup>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR {
+      constexpr int kCount = count;
+      V gate[kCount], power[kCount], part[kCount], h[kCount], rest[kCount], x[kCount];
+      hn::Mask<D> kept[kCount];
+      OUZEL_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        const int64_t i = first + j * kLanes;
+        fetch(xt + i, x_rows.stride);
+        fetch(gt + i, g_rows.stride);
+        gate[j] = lanes.Load(d, gt + i);
+        top = math::at_least(d, gate[j], top);
+        gate[j] = math::at_most(d, hn::Zero(d), gate[j]);
+        h[j] = lanes.Load(d, high + i);
+        rest[j] = lanes.Load(d, low + i);
+        x[j] = lanes.Load(d, xt + i);
+      }
+      decay_parts<kCount>(d, gate, kept, power, part);
+      decay_sums<kCount>(d, h, rest, kept, power, part, x);
+      round_sums<kCount>(d, h, rest);
+      OUZEL_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        const int64_t i = first + j * kLanes;
+        lanes.Store(h[j], d, high + i);
+        lanes.Store(rest[j], d, low + i);
+        lanes.Output(h[j], d, ot + i, range.stream);
+      }
     });
   }
   if (range.stream) hwy::FlushStream();
@@ -55,29 +71,46 @@ void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<c
                   const float* h0, TokenRows<const float> d_o, TokenRows<float> dx,
                   TokenRows<float> dg, float* high, float* low) {
   const D d;
-  const V reset = hn::Set(d, -std::numeric_limits<float>::infinity());
   for (int64_t t = range.tokens; t-- > 0;) {
     check_cancelled_at(t);
     const float* gt = g.data + t * g.stride;
     const float* before = t > 0 ? h.data + (t - 1) * h.stride : h0;
-    ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      fetch(gt + i, -g.stride);
-      fetch(before + i, -h.stride);
-      fetch(d_o.data + t * d_o.stride + i, -d_o.stride);
-      const V gate = math::at_most(d, hn::Zero(d), lanes.Load(d, gt + i));
-      V factor, minus_1;
-      decay_factors(d, gate, factor, minus_1);
-      V dh = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
-      add_to_sum(d, lanes.Load(d, d_o.data + t * d_o.stride + i), dh, rest);
-      if (dx.data != nullptr) lanes.Output(dh, d, dx.data + t * dx.stride + i, range.stream);
-      if (dg.data != nullptr) {
-        const V product = hn::Mul(hn::Mul(dh, factor), lanes.Load(d, before + i));
-        lanes.Output(hn::IfThenZeroElse(hn::Eq(gate, reset), product), d,
-                     dg.data + t * dg.stride + i, range.stream);
+    const float* d_ot = d_o.data + t * d_o.stride;
+    ForGroups<kGroup>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR {
+      constexpr int kCount = count;
+      V gate[kCount], power[kCount], part[kCount], dh[kCount], rest[kCount], zeros[kCount];
+      hn::Mask<D> kept[kCount];
+      OUZEL_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        const int64_t i = first + j * kLanes;
+        fetch(gt + i, -g.stride);
+        fetch(before + i, -h.stride);
+        fetch(d_ot + i, -d_o.stride);
+        zeros[j] = hn::Zero(d);
+        gate[j] = math::at_most(d, zeros[j], lanes.Load(d, gt + i));
+        dh[j] = lanes.Load(d, high + i);
+        rest[j] = hn::Add(lanes.Load(d, d_ot + i), lanes.Load(d, low + i));
       }
-      dh = two_part_sum(d, dh, rest, factor, minus_1, hn::Zero(d));
-      lanes.Store(dh, d, high + i);
-      lanes.Store(rest, d, low + i);
+      decay_parts<kCount>(d, gate, kept, power, part);
+      round_sums<kCount>(d, dh, rest);
+      OUZEL_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        const int64_t i = first + j * kLanes;
+        if (dx.data != nullptr) lanes.Output(dh[j], d, dx.data + t * dx.stride + i, range.stream);
+        if (dg.data == nullptr) continue;
+        const V factor = decay_factor(d, kept[j], power[j], part[j]);
+        const V product = hn::Mul(hn::Mul(dh[j], factor), lanes.Load(d, before + i));
+        lanes.Output(hn::IfThenElseZero(kept[j], product), d, dg.data + t * dg.stride + i,
+                     range.stream);
+      }
+      decay_sums<kCount>(d, dh, rest, kept, power, part, zeros);
+      round_sums<kCount>(d, dh, rest);
+      OUZEL_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        const int64_t i = first + j * kLanes;
+        lanes.Store(dh[j], d, high + i);
+        lanes.Store(rest[j], d, low + i);
+      }
     });
   }
   if (range.stream) hwy::FlushStream();

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "hwy/highway.h"
 
@@ -56,6 +57,20 @@ HWY_INLINE void ForVectors(D d, int64_t n, Body body) {
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) body(i, AllLanes());
   if (i < n) body(i, FirstLanes{static_cast<size_t>(n - i)});
+}
+
+// The same of kCount vectors at a time, and of single ones where fewer are left: body(i, lanes,
+// count), count a constant.
+template <int kCount, class D, class Body>
+HWY_INLINE void ForGroups(D d, int64_t n, Body body) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + kCount * lanes <= n; i += kCount * lanes) {
+    body(i, AllLanes(), std::integral_constant<int, kCount>());
+  }
+  constexpr std::integral_constant<int, 1> kOne;
+  for (; i + lanes <= n; i += lanes) body(i, AllLanes(), kOne);
+  if (i < n) body(i, FirstLanes{static_cast<size_t>(n - i)}, kOne);
 }
 
 }  // namespace ouzel::HWY_NAMESPACE

@@ -16,6 +16,8 @@
 
 #include "hwy/highway.h"
 
+#include "src/kernels/unroll.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace ouzel {
 namespace HWY_NAMESPACE {
@@ -57,15 +59,26 @@ HWY_INLINE V scale_by_pow2(D d, V p, V n) {
   return hn::Mul(hn::Mul(p, a), b);
 }
 
-// exp(r) - 1 = r + r^2 P(r) for |r| <= ln(2) / 2, relative error 3e-9 before rounding.
+// exp(r) - 1 = r + r^2 P(r) for |r| <= ln(2) / 2, relative error 3e-9 before rounding. Of kCount
+// vectors side by side: the chain of one is long, and waiting for it fills the scheduler.
+template <int kCount, class D, class V = hn::Vec<D>>
+HWY_INLINE void expm1_reduced(D d, const V* r, V* p) {
+  constexpr float kP[] = {8.368710056e-03f, 4.166838899e-02f, 1.666652113e-01f, 4.999999404e-01f};
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) p[j] = hn::Set(d, 1.381461159e-03f);
+  OUZEL_UNROLL
+  for (const float coefficient : kP) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kCount; ++j) p[j] = hn::MulAdd(p[j], r[j], hn::Set(d, coefficient));
+  }
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) p[j] = hn::MulAdd(hn::Mul(r[j], r[j]), p[j], r[j]);
+}
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V expm1_reduced(D d, V r) {
-  V p = hn::Set(d, 1.381461159e-03f);
-  p = hn::MulAdd(p, r, hn::Set(d, 8.368710056e-03f));
-  p = hn::MulAdd(p, r, hn::Set(d, 4.166838899e-02f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.666652113e-01f));
-  p = hn::MulAdd(p, r, hn::Set(d, 4.999999404e-01f));
-  return hn::MulAdd(hn::Mul(r, r), p, r);
+  V p;
+  expm1_reduced<1>(d, &r, &p);
+  return p;
 }
 
 // x = n ln(2) + r: n is returned, r is set. ln(2) in two parts, the first short enough (15 bits)

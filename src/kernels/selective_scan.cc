@@ -1,5 +1,7 @@
-// For each token: what its channels have in common for all columns of the state, then column by
-// column over the channels, so that B and C are one broadcast a column and their gradients one sum.
+// Forward: for each token what its channels have in common for all columns of the state, then
+// vector by vector the columns, so that B and C are broadcasts out of memory. Backward: of few
+// tokens at a time and one vector of channels the states and decays are recomputed and stay in the
+// first-level cache; the exponentials of the way back are those of the way there.
 #include "src/kernels/selective_scan.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,20 +25,43 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-// log(1 + e^x) = max(x, 0) + log1p(e^-|x|); log1p(u) = log(w) u / (w - 1) with w = 1 + u rounded.
-HWY_INLINE V Softplus(D d, V x) {
-  const V one = hn::Set(d, 1.0f);
-  const V u = math::exp(d, hn::Neg(hn::Abs(x)));
-  const V w = hn::Add(one, u);
-  const V change = hn::Sub(w, one);
-  const V log1p =
-      hn::IfThenElse(hn::Eq(change, hn::Zero(d)), u, hn::Mul(math::log(d, w), hn::Div(u, change)));
-  return hn::Add(math::at_least(d, hn::Zero(d), x), log1p);
+constexpr int64_t kLanes = HWY_LANES(float);
+constexpr int kColumns = 4;  // of the state, side by side
+
+// log(1 + e^x) = max(x, 0) + log1p(e^-|x|), and its slope, the sigmoid.
+template <int kCount>
+HWY_INLINE void Softplus(D d, V* x, V* slope) {
+  constexpr float kP[] = {-3.006580099e-02f, 7.920455188e-02f, -1.375380307e-01f, 1.915365607e-01f,
+                          -2.485716343e-01f, 3.332132399e-01f, -4.999964833e-01f};
+  const V one = hn::Set(d, 1.0f), zero = hn::Zero(d);
+  V u[kCount], power[kCount], part[kCount], p[kCount];
+  hn::Mask<D> kept[kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) u[j] = hn::Neg(hn::Abs(x[j]));
+  decay_parts<kCount>(d, u, kept, power, part);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    u[j] = decay_factor(d, kept[j], power[j], part[j]);
+    p[j] = hn::Set(d, 5.364826415e-03f);
+  }
+  // log(1 + u) = u + u^2 P(u) for u in [0, 1], relative error 3e-8.
+  OUZEL_UNROLL
+  for (const float coefficient : kP) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kCount; ++j) p[j] = hn::MulAdd(p[j], u[j], hn::Set(d, coefficient));
+  }
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    const V inverse = hn::Div(one, hn::Add(one, u[j]));
+    slope[j] = hn::IfThenElse(hn::Lt(x[j], zero), hn::Mul(u[j], inverse), inverse);
+    p[j] = hn::MulAdd(hn::Mul(u[j], u[j]), p[j], u[j]);
+    x[j] = hn::Add(math::at_least(d, zero, x[j]), p[j]);
+  }
 }
 
 // dt before the softplus.
 template <class Lanes>
-HWY_INLINE V Step(D d, Lanes lanes, const SelectiveRows& rows, int64_t t, int64_t i) {
+HWY_INLINE V Given(D d, Lanes lanes, const SelectiveRows& rows, int64_t t, int64_t i) {
   const V dt = lanes.Load(d, rows.dt.data + t * rows.dt.stride + i);
   return rows.dt_bias == nullptr ? dt : hn::Add(dt, lanes.Load(d, rows.dt_bias + i));
 }
@@ -45,142 +70,274 @@ HWY_INLINE V Skip(D d, Lanes lanes, const SelectiveRows& rows, V x, int64_t i) {
   return rows.skip == nullptr ? hn::Zero(d) : hn::Mul(lanes.Load(d, rows.skip + i), x);
 }
 
+// kCount columns of the state from `at` on; y is added to.
+template <int kCount, class Lanes>
+HWY_INLINE void ForwardColumns(D d, Lanes lanes, int64_t channels, V step, V input, const float* a,
+                               const float* b, const float* c, float* high, float* low, V& top,
+                               V& y) {
+  V gate[kCount], power[kCount], part[kCount], h[kCount], rest[kCount], x[kCount];
+  hn::Mask<D> kept[kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    gate[j] = hn::Mul(step, lanes.Load(d, a + j * channels));
+    top = math::at_least(d, gate[j], top);
+    gate[j] = math::at_most(d, hn::Zero(d), gate[j]);
+  }
+  decay_parts<kCount>(d, gate, kept, power, part);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    h[j] = lanes.Load(d, high + j * channels);
+    rest[j] = lanes.Load(d, low + j * channels);
+    x[j] = hn::Mul(input, hn::Set(d, b[j]));
+  }
+  decay_sums<kCount>(d, h, rest, kept, power, part, x);
+  round_sums<kCount>(d, h, rest);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    lanes.Store(h[j], d, high + j * channels);
+    lanes.Store(rest[j], d, low + j * channels);
+    y = hn::MulAdd(hn::Set(d, c[j]), h[j], y);
+  }
+}
+
 float SelectiveForward(const TokenRange& range, const SelectiveRows& rows, TokenRows<float> o,
                        float* high, float* low, float* work) {
   const D d;
-  const int64_t channels = range.channels;
-  float *dt = work, *dtx = work + channels, *y = work + 2 * channels;
+  const int64_t channels = range.channels, width = rows.width;
+  float *dt = work, *dtx = work + channels;
   V top = hn::Zero(d);
   for (int64_t t = 0; t < range.tokens; ++t) {
-    check_cancelled_at(t * rows.width);
-    ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      const V x = lanes.Load(d, rows.x.data + t * rows.x.stride + i);
-      V step = Step(d, lanes, rows, t, i);
-      if (rows.softplus) step = Softplus(d, step);
-      lanes.Store(step, d, dt + i);
-      lanes.Store(hn::Mul(step, x), d, dtx + i);
-      lanes.Store(Skip(d, lanes, rows, x, i), d, y + i);
-    });
-    for (int64_t n = 0; n < rows.width; ++n) {
-      const V b = hn::Set(d, rows.b.data[t * rows.b.stride + n]);
-      const V c = hn::Set(d, rows.c.data[t * rows.c.stride + n]);
-      const float* a = rows.a + n * channels;
-      ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
-        const V given = hn::Mul(lanes.Load(d, dt + i), lanes.Load(d, a + i));
-        top = hn::IfThenElse(hn::Gt(given, top), given, top);
-        const V gate = math::at_most(d, hn::Zero(d), given);
-        V h = lanes.Load(d, high + n * channels + i), rest = lanes.Load(d, low + n * channels + i);
-        V factor, minus_1;
-        decay_factors(d, gate, factor, minus_1);
-        h = two_part_sum(d, h, rest, factor, minus_1, hn::Mul(lanes.Load(d, dtx + i), b));
-        lanes.Store(h, d, high + n * channels + i);
-        lanes.Store(rest, d, low + n * channels + i);
-        lanes.Store(hn::MulAdd(c, h, lanes.Load(d, y + i)), d, y + i);
-      });
-    }
-    if (o.data == nullptr) continue;
-    ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      V out = lanes.Load(d, y + i);
-      if (rows.z.data != nullptr) {
-        out = hn::Mul(out, math::silu(d, lanes.Load(d, rows.z.data + t * rows.z.stride + i)));
+    check_cancelled_at(t * width);
+    const float* x = rows.x.data + t * rows.x.stride;
+    const float* b = rows.b.data + t * rows.b.stride;
+    const float* c = rows.c.data + t * rows.c.stride;
+    ForGroups<4>(d, channels, [&](int64_t i, auto lanes, auto count) HWY_ATTR {
+      constexpr int kCount = count;
+      V step[kCount], slope[kCount];
+      OUZEL_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        const int64_t at = i + j * kLanes;
+        fetch(x + at, rows.x.stride);
+        fetch(rows.dt.data + t * rows.dt.stride + at, rows.dt.stride);
+        step[j] = Given(d, lanes, rows, t, at);
       }
-      lanes.Output(out, d, o.data + t * o.stride + i, range.stream);
+      if (rows.softplus) Softplus<kCount>(d, step, slope);
+      OUZEL_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        const int64_t at = i + j * kLanes;
+        lanes.Store(step[j], d, dt + at);
+        lanes.Store(hn::Mul(step[j], lanes.Load(d, x + at)), d, dtx + at);
+      }
+    });
+    ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
+      const V step = lanes.Load(d, dt + i), input = lanes.Load(d, dtx + i);
+      V y = Skip(d, lanes, rows, lanes.Load(d, x + i), i);
+      int64_t n = 0, at = i;
+      for (; n + kColumns <= width; n += kColumns, at += kColumns * channels) {
+        ForwardColumns<kColumns>(d, lanes, channels, step, input, rows.a + at, b + n, c + n,
+                                 high + at, low + at, top, y);
+      }
+      for (; n < width; ++n, at += channels) {
+        ForwardColumns<1>(d, lanes, channels, step, input, rows.a + at, b + n, c + n, high + at,
+                          low + at, top, y);
+      }
+      if (o.data == nullptr) return;
+      if (rows.z.data != nullptr) {
+        y = hn::Mul(y, math::silu(d, lanes.Load(d, rows.z.data + t * rows.z.stride + i)));
+      }
+      lanes.Output(y, d, o.data + t * o.stride + i, range.stream);
     });
   }
   if (range.stream) hwy::FlushStream();
   return hn::GetLane(hn::MaxOfLanes(d, top));
 }
 
-void SelectiveBackward(const TokenRange& range, const SelectiveRows& rows, const float* states,
+constexpr float kReset = -1;  // the part of a decay that keeps nothing
+
+// A token's columns of the state from those before, and their decays; y is added to.
+template <int kCount, class Lanes>
+HWY_INLINE void AgainColumns(D d, Lanes lanes, int64_t channels, V step, V input, const float* a,
+                             const float* b, const float* c, const float* before, float* after,
+                             float* powers, float* parts, V& y) {
+  V gate[kCount], power[kCount], part[kCount];
+  hn::Mask<D> kept[kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    gate[j] = math::at_most(d, hn::Zero(d), hn::Mul(step, lanes.Load(d, a + j * channels)));
+  }
+  decay_parts<kCount>(d, gate, kept, power, part);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    const V x = hn::Mul(input, hn::Set(d, b[j])), old = hn::Load(d, before + j * kLanes);
+    const V h = hn::MulAdd(hn::MulAdd(old, part[j], old), power[j], x);
+    const V now = hn::IfThenElse(kept[j], h, x);
+    hn::Store(now, d, after + j * kLanes);
+    hn::Store(power[j], d, powers + j * kLanes);
+    hn::Store(hn::IfThenElse(kept[j], part[j], hn::Set(d, kReset)), d, parts + j * kLanes);
+    y = hn::MulAdd(hn::Set(d, c[j]), now, y);
+  }
+}
+
+// The gradient dh of a token's columns, high + low, from that of the next token's; g is the
+// gradient of y. Added to: db, dc, da; the gradients of dt x in d_input and of the gates in d_step.
+template <int kCount, class Lanes>
+HWY_INLINE void BackwardColumns(D d, Lanes lanes, int64_t channels, V step, V input, V g,
+                                const float* a, const float* b, const float* c, const float* before,
+                                const float* after, const float* powers, const float* parts,
+                                float* high, float* low, float* db, float* dc, float* da,
+                                V& d_input, V& d_step) {
+  V dh[kCount], rest[kCount], power[kCount], part[kCount], zeros[kCount];
+  hn::Mask<D> kept[kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    zeros[j] = hn::Zero(d);
+    dh[j] = lanes.Load(d, high + j * channels);
+    rest[j] = hn::MulAdd(hn::Set(d, c[j]), g, lanes.Load(d, low + j * channels));
+  }
+  round_sums<kCount>(d, dh, rest);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    const int64_t at = j * kLanes;
+    hn::Store(hn::MulAdd(g, hn::Load(d, after + at), hn::Load(d, dc + at)), d, dc + at);
+    hn::Store(hn::MulAdd(dh[j], input, hn::Load(d, db + at)), d, db + at);
+    d_input = hn::MulAdd(dh[j], hn::Set(d, b[j]), d_input);
+    power[j] = hn::Load(d, powers + at);
+    part[j] = hn::Load(d, parts + at);
+    kept[j] = hn::Not(hn::Eq(part[j], hn::Set(d, kReset)));
+    const V decayed =
+        hn::Mul(decay_factor(d, kept[j], power[j], part[j]), hn::Load(d, before + at));
+    const V d_gate = hn::IfThenElseZero(kept[j], hn::Mul(dh[j], decayed));
+    d_step = hn::MulAdd(d_gate, lanes.Load(d, a + j * channels), d_step);
+    hn::Store(hn::MulAdd(d_gate, step, hn::Load(d, da + at)), d, da + at);
+  }
+  decay_sums<kCount>(d, dh, rest, kept, power, part, zeros);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    lanes.Store(dh[j], d, high + j * channels);
+    lanes.Store(rest[j], d, low + j * channels);
+  }
+}
+
+void SelectiveBackward(const TokenRange& range, const SelectiveRows& rows, const float* start,
                        TokenRows<const float> d_o, const SelectiveGradRows& grads, float* high,
                        float* low, float* work) {
   const D d;
   const V zero = hn::Zero(d), one = hn::Set(d, 1.0f);
-  const V reset = hn::Set(d, -std::numeric_limits<float>::infinity());
-  const int64_t channels = range.channels, size = rows.width * channels;
-  float *dt = work, *slope = dt + channels, *dy = slope + channels;
-  float *y = dy + channels, *ddt = y + channels, *dx = ddt + channels;
-  for (int64_t t = range.tokens; t-- > 0;) {
-    const float *before = states + t * size, *after = before + size;
-    const float *x = rows.x.data + t * rows.x.stride, *z = nullptr;
-    if (rows.z.data != nullptr) {
-      z = rows.z.data + t * rows.z.stride;
-      ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
-        lanes.Store(Skip(d, lanes, rows, lanes.Load(d, x + i), i), d, y + i);
-      });
-      for (int64_t n = 0; n < rows.width; ++n) {
-        const V c = hn::Set(d, rows.c.data[t * rows.c.stride + n]);
-        ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
-          const V h = lanes.Load(d, after + n * channels + i);
-          lanes.Store(hn::MulAdd(c, h, lanes.Load(d, y + i)), d, y + i);
-        });
-      }
-    }
-    ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      const V xt = lanes.Load(d, x + i);
-      const V step = Step(d, lanes, rows, t, i);
-      lanes.Store(rows.softplus ? Softplus(d, step) : step, d, dt + i);
-      lanes.Store(rows.softplus ? math::sigmoid(d, step) : one, d, slope + i);
-      V g = lanes.Load(d, d_o.data + t * d_o.stride + i);
-      if (z != nullptr) {
-        const V zt = lanes.Load(d, z + i), s = math::sigmoid(d, zt);
-        if (grads.z.data != nullptr) {
-          const V silu_slope = hn::MulAdd(hn::Mul(zt, s), hn::Sub(one, s), s);
-          lanes.Output(hn::Mul(hn::Mul(g, lanes.Load(d, y + i)), silu_slope), d,
-                       grads.z.data + t * grads.z.stride + i, range.stream);
-        }
-        g = hn::Mul(g, hn::Mul(zt, s));
-      }
-      lanes.Store(g, d, dy + i);
-      lanes.Store(zero, d, ddt + i);
-      lanes.Store(Skip(d, lanes, rows, g, i), d, dx + i);
-      accumulate(d, lanes, hn::Mul(g, xt), grads.skip_high, grads.skip_low, i);
-    });
-    for (int64_t n = 0; n < rows.width; ++n) {
-      const V b = hn::Set(d, rows.b.data[t * rows.b.stride + n]);
-      const V c = hn::Set(d, rows.c.data[t * rows.c.stride + n]);
-      const int64_t column = n * channels;
-      V db = zero, dc = zero;
-      ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
-        const V xt = lanes.Load(d, x + i), step = lanes.Load(d, dt + i);
-        const V a = lanes.Load(d, rows.a + column + i), g = lanes.Load(d, dy + i);
-        V dh = lanes.Load(d, high + column + i), rest = lanes.Load(d, low + column + i);
-        add_to_sum(d, hn::Mul(c, g), dh, rest);
-        dc = hn::MulAdd(g, lanes.Load(d, after + column + i), dc);
-        db = hn::MulAdd(hn::Mul(dh, step), xt, db);
+  const int64_t channels = range.channels, width = rows.width;
+  const int64_t row = width * kLanes, all = kSelectiveTokens * row;
+  // Vectors, of each column: token by token, and sums over tokens; and a token's own.
+  float *states = work, *powers = states + all + row, *parts = powers + all;
+  float *db = parts + all, *dc = db + all, *da = dc + all;
+  float *steps = da + row, *inputs = steps + kSelectiveTokens * kLanes;
+  float *slopes = inputs + kSelectiveTokens * kLanes, *dys = slopes + kSelectiveTokens * kLanes;
+  for (int64_t i = 0; i < 2 * all; i += kLanes) hn::Store(zero, d, db + i);
 
-        const V gate = math::at_most(d, zero, hn::Mul(step, a));
-        V factor, minus_1;
-        decay_factors(d, gate, factor, minus_1);
-        const V product = hn::Mul(hn::Mul(dh, factor), lanes.Load(d, before + column + i));
-        const V d_gate = hn::IfThenZeroElse(hn::Eq(gate, reset), product);
-        const V dhb = hn::Mul(dh, b);
-        const V d_step = hn::MulAdd(d_gate, a, hn::Mul(dhb, xt));
-        lanes.Store(hn::Add(lanes.Load(d, ddt + i), d_step), d, ddt + i);
-        lanes.Store(hn::MulAdd(dhb, step, lanes.Load(d, dx + i)), d, dx + i);
-        accumulate(d, lanes, hn::Mul(d_gate, step), grads.a_high, grads.a_low, column + i);
-        dh = two_part_sum(d, dh, rest, factor, minus_1, hn::Zero(d));
-        lanes.Store(dh, d, high + column + i);
-        lanes.Store(rest, d, low + column + i);
-      });
-      if (grads.b.data != nullptr) {
-        grads.b.data[t * grads.b.stride + n] = hn::GetLane(hn::SumOfLanes(d, db));
-      }
-      if (grads.c.data != nullptr) {
-        grads.c.data[t * grads.c.stride + n] = hn::GetLane(hn::SumOfLanes(d, dc));
-      }
+  ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
+    const float* a = rows.a + i;
+    for (int64_t n = 0; n < width; ++n) {
+      hwy::Prefetch(start + (n - width) * channels + i);  // what is needed next stands before
+      hn::Store(lanes.Load(d, start + n * channels + i), d, states + n * kLanes);
+      hn::Store(zero, d, da + n * kLanes);
     }
-    ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      const V d_step = hn::Mul(lanes.Load(d, ddt + i), lanes.Load(d, slope + i));
+    const auto make_steps = [&](int64_t t, auto count) HWY_ATTR {
+      constexpr int kCount = count;
+      V step[kCount], slope[kCount];
+      OUZEL_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        step[j] = Given(d, lanes, rows, t + j, i);
+        slope[j] = one;
+      }
+      if (rows.softplus) Softplus<kCount>(d, step, slope);
+      OUZEL_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        const int64_t at = (t + j) * kLanes;
+        hn::Store(step[j], d, steps + at);
+        hn::Store(slope[j], d, slopes + at);
+      }
+    };
+    int64_t first = 0;
+    for (; first + 4 <= range.tokens; first += 4)
+      make_steps(first, std::integral_constant<int, 4>());
+    for (; first < range.tokens; ++first) make_steps(first, std::integral_constant<int, 1>());
+
+    for (int64_t t = 0; t < range.tokens; ++t) {
+      for (const TokenRows<const float>& list : {rows.x, rows.dt, d_o}) {
+        hwy::Prefetch(list.data + (t - kSelectiveTokens) * list.stride + i);
+      }
+      const float* b = rows.b.data + t * rows.b.stride;
+      const float* c = rows.c.data + t * rows.c.stride;
+      const V step = hn::Load(d, steps + t * kLanes);
+      const V x = lanes.Load(d, rows.x.data + t * rows.x.stride + i), input = hn::Mul(step, x);
+      V y = Skip(d, lanes, rows, x, i);
+      int64_t n = 0, at = t * row;
+      for (; n + kColumns <= width; n += kColumns, at += kColumns * kLanes) {
+        AgainColumns<kColumns>(d, lanes, channels, step, input, a + n * channels, b + n, c + n,
+                               states + at, states + at + row, powers + at, parts + at, y);
+      }
+      for (; n < width; ++n, at += kLanes) {
+        AgainColumns<1>(d, lanes, channels, step, input, a + n * channels, b + n, c + n,
+                        states + at, states + at + row, powers + at, parts + at, y);
+      }
+      V g = lanes.Load(d, d_o.data + t * d_o.stride + i);
+      if (rows.z.data != nullptr) {
+        const V z = lanes.Load(d, rows.z.data + t * rows.z.stride + i), s = math::sigmoid(d, z);
+        if (grads.z.data != nullptr) {
+          const V silu_slope = hn::MulAdd(hn::Mul(z, s), hn::Sub(one, s), s);
+          lanes.Output(hn::Mul(hn::Mul(g, y), silu_slope), d, grads.z.data + t * grads.z.stride + i,
+                       range.stream);
+        }
+        g = hn::Mul(g, hn::Mul(z, s));
+      }
+      accumulate(d, lanes, hn::Mul(g, x), grads.skip_high, grads.skip_low, i);
+      hn::Store(input, d, inputs + t * kLanes);
+      hn::Store(g, d, dys + t * kLanes);
+    }
+    for (int64_t t = range.tokens; t-- > 0;) {
+      const float* b = rows.b.data + t * rows.b.stride;
+      const float* c = rows.c.data + t * rows.c.stride;
+      const V step = hn::Load(d, steps + t * kLanes), input = hn::Load(d, inputs + t * kLanes);
+      const V g = hn::Load(d, dys + t * kLanes);
+      V d_input = zero, d_step = zero;
+      const auto columns = [&](int64_t n, auto count) HWY_ATTR {
+        const int64_t at = t * row + n * kLanes, column = n * channels;
+        BackwardColumns<count>(d, lanes, channels, step, input, g, a + column, b + n, c + n,
+                               states + at, states + at + row, powers + at, parts + at,
+                               high + column + i, low + column + i, db + at, dc + at,
+                               da + n * kLanes, d_input, d_step);
+      };
+      int64_t n = 0;
+      for (; n + kColumns <= width; n += kColumns)
+        columns(n, std::integral_constant<int, kColumns>());
+      for (; n < width; ++n) columns(n, std::integral_constant<int, 1>());
+
+      const V x = lanes.Load(d, rows.x.data + t * rows.x.stride + i);
+      d_step = hn::Mul(hn::MulAdd(d_input, x, d_step), hn::Load(d, slopes + t * kLanes));
       accumulate(d, lanes, d_step, grads.bias_high, grads.bias_low, i);
       if (grads.dt.data != nullptr) {
         lanes.Output(d_step, d, grads.dt.data + t * grads.dt.stride + i, range.stream);
       }
       if (grads.x.data != nullptr) {
-        lanes.Output(lanes.Load(d, dx + i), d, grads.x.data + t * grads.x.stride + i, range.stream);
+        lanes.Output(hn::MulAdd(d_input, step, Skip(d, lanes, rows, g, i)), d,
+                     grads.x.data + t * grads.x.stride + i, range.stream);
       }
-    });
-  }
+    }
+    for (int64_t n = 0; n < width; ++n) {
+      const int64_t column = n * channels + i;
+      accumulate(d, lanes, zero, high, low, column);
+      accumulate(d, lanes, hn::Load(d, da + n * kLanes), grads.a_high, grads.a_low, column);
+    }
+  });
+  const auto sum = [&](const float* of, TokenRows<float> to) HWY_ATTR {
+    if (to.data == nullptr) return;
+    for (int64_t t = 0; t < range.tokens; ++t) {
+      for (int64_t n = 0; n < width; ++n) {
+        const V lane_sums = hn::Load(d, of + t * row + n * kLanes);
+        to.data[t * to.stride + n] = hn::GetLane(hn::SumOfLanes(d, lane_sums));
+      }
+    }
+  };
+  sum(db, grads.b);
+  sum(dc, grads.c);
   if (range.stream) hwy::FlushStream();
 }
 
@@ -200,9 +357,9 @@ float selective_forward(Isa isa, const TokenRange& range, const SelectiveRows& r
   return OUZEL_DISPATCH(isa, SelectiveForward)(range, rows, o, high, low, work);
 }
 void selective_backward(Isa isa, const TokenRange& range, const SelectiveRows& rows,
-                        const float* states, TokenRows<const float> d_o,
+                        const float* start, TokenRows<const float> d_o,
                         const SelectiveGradRows& grads, float* high, float* low, float* work) {
-  OUZEL_DISPATCH(isa, SelectiveBackward)(range, rows, states, d_o, grads, high, low, work);
+  OUZEL_DISPATCH(isa, SelectiveBackward)(range, rows, start, d_o, grads, high, low, work);
 }
 
 }  // namespace ouzel

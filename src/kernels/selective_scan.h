@@ -14,10 +14,11 @@ struct SelectiveRows {
   bool softplus = false;
 };
 
-// Floats of work space that the kernels take.
-inline constexpr std::int64_t kSelectiveWork = 6;  // times the channels
+// Tokens of one call of the backward kernel: its work space stays in the first-level cache (16
+// columns: 40 KiB).
+inline constexpr std::int64_t kSelectiveTokens = 8;
 
-// o may be null. Returns the largest dt A, at least 0.
+// o may be null. work: [2][channels]. Returns the largest dt A, at least 0.
 float selective_forward(Isa isa, const TokenRange& range, const SelectiveRows& rows,
                         TokenRows<float> o, float* high, float* low, float* work);
 
@@ -28,10 +29,16 @@ struct SelectiveGradRows {
   float *a_high = nullptr, *a_low = nullptr;  // [width][channels]
   float *skip_high = nullptr, *skip_low = nullptr, *bias_high = nullptr, *bias_low = nullptr;
 };
-// `states` holds the state before the first token and after each, [tokens + 1][width][channels];
-// high + low is the gradient of the last state, and becomes that of the first.
+// At most kSelectiveTokens tokens. `start` is the state before the first
+// (and after that of an earlier call, which comes next), high + low the gradient
+// of that after the last, which becomes that of the first.
 void selective_backward(Isa isa, const TokenRange& range, const SelectiveRows& rows,
-                        const float* states, TokenRows<const float> d_o,
+                        const float* start, TokenRows<const float> d_o,
                         const SelectiveGradRows& grads, float* high, float* low, float* work);
+// Floats of its work space, which is aligned to vectors.
+inline std::int64_t selective_backward_work(std::int64_t width) {
+  constexpr std::int64_t kLanes = 16;
+  return kLanes * (kSelectiveTokens * (5 * width + 4) + 2 * width);
+}
 
 }  // namespace ouzel

@@ -13,8 +13,6 @@ namespace {
 
 // A state of 128 channels and 16 columns, in two parts, with A: 24 KiB, half of the first level.
 constexpr std::int64_t kBlock = 128;
-// Backward: states after 16 tokens at a time, 128 KiB.
-constexpr std::int64_t kTokens = 16;
 
 // The call's shapes and its inputs as typed views.
 struct Call {
@@ -103,8 +101,7 @@ void selective_scan(Context& context, const SelectiveScanOptions& options,
   const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);
   const bool stream = is_streamed(o);
   Context::Impl& impl = context.impl();
-  impl.reserve(3 * scratch_of(c.width * blocks.width()) +
-               scratch_of(kSelectiveWork * blocks.width()));
+  impl.reserve(3 * scratch_of(c.width * blocks.width()) + scratch_of(2 * blocks.width()));
   LargestDecay decay;
   impl.run(blocks.tasks(), [&](std::int64_t task, Scratch& scratch) {
     const ChannelBlock at = blocks.task(task);
@@ -112,7 +109,7 @@ void selective_scan(Context& context, const SelectiveScanOptions& options,
     float* a = scratch.take<float>(c.size(at));
     float* high = scratch.take<float>(c.size(at));
     float* low = scratch.take<float>(c.size(at));
-    float* work = scratch.take<float>(kSelectiveWork * at.channels);
+    float* work = scratch.take<float>(2 * at.channels);
     load_turned(c.a(at.first), c.a.stride[0], at.channels, c.width, a);
     load_turned(block_of(c.initial, at), c.initial.stride[1], at.channels, c.width, high);
     load_turned(block_of(residue, at), residue.stride[1], at.channels, c.width, low);
@@ -150,23 +147,25 @@ void selective_scan_backward(Context& context, const SelectiveScanOptions& optio
   for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
     longest = std::max(longest, c.sequences[n].length);
   }
-  const std::int64_t begins = (longest + kTokens - 1) / kTokens;
+  const std::int64_t begins = (longest + kSelectiveTokens - 1) / kSelectiveTokens;
   const std::int64_t size = c.width * blocks.width();
   Context::Impl& impl = context.impl();
+  const bool stream =
+      is_streamed(dx) && is_streamed(ddt) && (dz.data == nullptr || is_streamed(dz));
   const std::int64_t share = c.shape[0] * c.shape[1] * c.width;
   float* shares = impl.shared<float>(2 * share * blocks.blocks());
-  impl.reserve(7 * scratch_of(size) + scratch_of(size * begins) + scratch_of(size * (kTokens + 1)) +
-               scratch_of((kSelectiveWork + 4) * blocks.width()));
+  impl.reserve(7 * scratch_of(size) + scratch_of(size * begins) + scratch_of(2 * blocks.width()) +
+               scratch_of(selective_backward_work(c.width)) + scratch_of(4 * blocks.width()));
   impl.run(blocks.blocks(), [&](std::int64_t task, Scratch& scratch) {
     float* memory[7];
     for (float*& m : memory) m = scratch.take<float>(size);
     const auto [a, high, low, g_high, g_low, a_high, a_low] = memory;
     float* kept = scratch.take<float>(size * begins);
-    float* states = scratch.take<float>(size * (kTokens + 1));
-    float* work = scratch.take<float>((kSelectiveWork + 4) * blocks.width());
+    float* forward_work = scratch.take<float>(2 * blocks.width());
+    float* work = scratch.take<float>(selective_backward_work(c.width));
+    float* sums = scratch.take<float>(4 * blocks.width());  // of dD and ddt_bias, in two parts
     const ChannelBlock own = blocks.block(0, task);
     const std::int64_t channels = own.channels, own_size = c.size(own);
-    float* sums = work + kSelectiveWork * channels;  // of dD and ddt_bias, in two parts
     load(nullptr, 4 * channels, sums);
     load(nullptr, own_size, a_high);
     load(nullptr, own_size, a_low);
@@ -176,30 +175,21 @@ void selective_scan_backward(Context& context, const SelectiveScanOptions& optio
     for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
       const ChannelBlock at = blocks.block(n, task);
       const Segment s = c.sequences[n];
-      const auto forward = [&](std::int64_t begin, std::int64_t tokens) {
-        const Segment part = {s.batch, s.begin + begin, tokens};
-        selective_forward(context.isa(), {tokens, channels}, c.rows(part, at, a), {}, high, low,
-                          work);
-      };
       // The states at the begins of blocks, the residues dropped as if each were a new call.
       load_turned(block_of(c.initial, at), c.initial.stride[1], channels, c.width, high);
       load(nullptr, own_size, low);
-      for (std::int64_t t = 0; t < s.length; t += kTokens) {
-        store(high, own_size, kept + t / kTokens * own_size);
-        forward(t, std::min(kTokens, s.length - t));
+      for (std::int64_t t = 0; t < s.length; t += kSelectiveTokens) {
+        store(high, own_size, kept + t / kSelectiveTokens * own_size);
+        const Segment part = {s.batch, s.begin + t, std::min(kSelectiveTokens, s.length - t)};
+        selective_forward(context.isa(), {part.length, channels}, c.rows(part, at, a), {}, high,
+                          low, forward_work);
       }
       load_turned(block_of(d_last, at), d_last.stride[1], channels, c.width, g_high);
       load(nullptr, own_size, g_low);
-      for (std::int64_t t = (s.length - 1) / kTokens * kTokens; t >= 0 && s.length > 0;
-           t -= kTokens) {
-        const std::int64_t tokens = std::min(kTokens, s.length - t);
-        load(kept + t / kTokens * own_size, own_size, high);
-        load(nullptr, own_size, low);
-        store(high, own_size, states);
-        for (std::int64_t i = 0; i < tokens; ++i) {
-          forward(t + i, 1);
-          store(high, own_size, states + (i + 1) * own_size);
-        }
+      for (std::int64_t t = (s.length - 1) / kSelectiveTokens * kSelectiveTokens;
+           t >= 0 && s.length > 0; t -= kSelectiveTokens) {
+        check_cancelled();
+        const std::int64_t tokens = std::min(kSelectiveTokens, s.length - t);
         const Segment part = {s.batch, s.begin + t, tokens};
         SelectiveGradRows to;
         to.x = rows_of(dx, part, own.first);
@@ -213,7 +203,8 @@ void selective_scan_backward(Context& context, const SelectiveScanOptions& optio
         to.skip_low = sums + channels;
         to.bias_high = sums + 2 * channels;
         to.bias_low = sums + 3 * channels;
-        selective_backward(context.isa(), {tokens, channels}, c.rows(part, at, a), states,
+        selective_backward(context.isa(), {tokens, channels, stream}, c.rows(part, at, a),
+                           kept + t / kSelectiveTokens * own_size,
                            rows_of(d_o_rows, part, own.first), to, g_high, g_low, work);
       }
       store_turned(g_high, channels, c.width, block_of(d_first, at), d_first.stride[1]);
