@@ -37,9 +37,8 @@ struct RgLruRows {
   const float* rate = nullptr;
   bool first_is_one = false;
 };
-// work: [2][channels].
 void rg_lru_forward(Isa isa, const TokenRange& range, const RgLruRows& rows, TokenRows<float> o,
-                    float* high, float* low, float* work);
+                    float* high, float* low);
 struct RgLruGradRows {
   TokenRows<float> x, r, i;
   float *rate_high = nullptr, *rate_low = nullptr;  // [channels], added to
@@ -61,23 +60,27 @@ struct Rwkv4State {
         eps_low(parts + 5 * channels) {}
   float *alpha, *beta, *eps, *alpha_low, *beta_low, *eps_low;
 };
-// decay (-e^w) and u, [channels].
+// decay (-e^w), u and now = e^(decay + u), [channels]. Where one of those is beyond e^40 or below
+// e^-40, now is null and the outputs take exponentials of their own.
 struct Rwkv4Rows {
   TokenRows<const float> k, v;
-  const float *decay = nullptr, *u = nullptr;
+  const float *decay = nullptr, *u = nullptr, *now = nullptr;
 };
-// `o` may be null. `before` receives the states before each token, [tokens][kRwkv4Parts][channels],
-// if it is not null.
+// `o` may be null.
 void rwkv4_forward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, TokenRows<float> o,
-                   const Rwkv4State& state, float* before = nullptr);
+                   const Rwkv4State& state);
 struct Rwkv4GradRows {
   TokenRows<float> k, v;
   float *decay_high = nullptr, *decay_low = nullptr;  // [channels], added to
   float *u_high = nullptr, *u_low = nullptr;
 };
-// `before` as above; `state` is the gradient of the last state, and becomes that of the first.
-void rwkv4_backward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, const float* before,
-                    TokenRows<const float> d_o, const Rwkv4GradRows& grads,
-                    const Rwkv4State& state);
+// Of at most this many tokens, so that the work space stays in the first-level cache (28 KiB).
+inline constexpr std::int64_t kRwkv4Tokens = 32, kRwkv4History = 7;
+inline constexpr std::int64_t kRwkv4Work = kRwkv4Tokens * kRwkv4History * 2 * 16;
+// `start` is the state before the first token; `state` is the gradient of the last, and becomes
+// that of the first. `work` is aligned to vectors.
+void rwkv4_backward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows,
+                    const Rwkv4State& start, TokenRows<const float> d_o, const Rwkv4GradRows& grads,
+                    const Rwkv4State& state, float* work);
 
 }  // namespace ouzel

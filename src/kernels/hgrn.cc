@@ -35,7 +35,7 @@ float HgrnForward(const TokenRange& range, TokenRows<const float> x_rows,
     const float* xt = x_rows.data + t * x_rows.stride;
     const float* gt = g_rows.data + t * g_rows.stride;
     float* ot = o.data + t * o.stride;
-    ForGroups<kGroup>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR {
+    ForGroups<kGroup>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
       constexpr int kCount = count;
       V gate[kCount], power[kCount], part[kCount], h[kCount], rest[kCount], x[kCount];
       hn::Mask<D> kept[kCount];
@@ -76,7 +76,7 @@ void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<c
     const float* gt = g.data + t * g.stride;
     const float* before = t > 0 ? h.data + (t - 1) * h.stride : h0;
     const float* d_ot = d_o.data + t * d_o.stride;
-    ForGroups<kGroup>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR {
+    ForGroups<kGroup>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
       constexpr int kCount = count;
       V gate[kCount], power[kCount], part[kCount], dh[kCount], rest[kCount], zeros[kCount];
       hn::Mask<D> kept[kCount];

@@ -23,18 +23,34 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
+constexpr int64_t kLanes = HWY_LANES(float);
+constexpr int kGroup = 2;  // vectors side by side
+
+// A token of kCount vectors: r and i become their sigmoids, `factor` the decay a, `root` is
 // sqrt(1 - a^2) = sqrt((1 - a) (1 + a)), or 1.
-HWY_INLINE V Root(D d, V a, V minus_1, bool is_one) {
+template <int kCount, class Lanes>
+HWY_INLINE void Gates(D d, Lanes lanes, const float* rate, bool is_one, V* r, V* i,
+                      hn::Mask<D>* kept, V* power, V* part, V* factor, V* root) {
   const V one = hn::Set(d, 1.0f);
-  return is_one ? one : hn::Sqrt(hn::Mul(hn::Neg(minus_1), hn::Add(one, a)));
+  two_sigmoids<kCount>(d, r, i);
+  V gate[kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    gate[j] = hn::Neg(hn::Mul(lanes.Load(d, rate + j * kLanes), r[j]));
+  }
+  decay_parts<kCount>(d, gate, kept, power, part);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    factor[j] = decay_factor(d, kept[j], power[j], part[j]);
+    const V lost = hn::NegMulAdd(part[j], power[j], hn::Sub(one, power[j]));
+    const V square = hn::Mul(hn::IfThenElse(kept[j], lost, one), hn::Add(one, factor[j]));
+    root[j] = is_one ? one : hn::Sqrt(square);
+  }
 }
 
-// In two passes over a row: as one, the chain from r to the state would be longer than what the
-// processor has in flight.
 void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<float> o, float* high,
-                  float* low, float* work) {
+                  float* low) {
   const D d;
-  float *gates = work, *inputs = work + range.channels;
   for (int64_t t = 0; t < range.tokens; ++t) {
     check_cancelled_at(t);
     const float* xt = rows.x.data + t * rows.x.stride;
@@ -42,24 +58,38 @@ void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<floa
     const float* it = rows.i.data + t * rows.i.stride;
     float* ot = o.data + t * o.stride;
     const bool is_one = rows.first_is_one && t == 0;
-    ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      fetch(xt + i, rows.x.stride);
-      fetch(rt + i, rows.r.stride);
-      fetch(it + i, rows.i.stride);
-      V open, in;
-      two_sigmoids(d, lanes.Load(d, rt + i), lanes.Load(d, it + i), open, in);
-      lanes.Store(hn::Neg(hn::Mul(lanes.Load(d, rows.rate + i), open)), d, gates + i);
-      lanes.Store(hn::Mul(in, lanes.Load(d, xt + i)), d, inputs + i);
-    });
-    ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      V h = lanes.Load(d, high + i), rest = lanes.Load(d, low + i), a, minus_1;
-      decay_factors(d, lanes.Load(d, gates + i), a, minus_1);
-      const V input = hn::Mul(Root(d, a, minus_1, is_one), lanes.Load(d, inputs + i));
-      h = two_part_sum(d, h, rest, a, minus_1, input);
-      lanes.Store(h, d, high + i);
-      lanes.Store(rest, d, low + i);
-      lanes.Output(h, d, ot + i, range.stream);
-    });
+    ForGroups<kGroup>(
+        d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
+          constexpr int kCount = count;
+          V open[kCount], in[kCount], power[kCount], part[kCount], a[kCount], root[kCount];
+          V h[kCount], rest[kCount];
+          hn::Mask<D> kept[kCount];
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            fetch(xt + i, rows.x.stride);
+            fetch(rt + i, rows.r.stride);
+            fetch(it + i, rows.i.stride);
+            open[j] = lanes.Load(d, rt + i);
+            in[j] = lanes.Load(d, it + i);
+            h[j] = lanes.Load(d, high + i);
+            rest[j] = lanes.Load(d, low + i);
+          }
+          Gates<kCount>(d, lanes, rows.rate + first, is_one, open, in, kept, power, part, a, root);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            in[j] = hn::Mul(root[j], hn::Mul(in[j], lanes.Load(d, xt + first + j * kLanes)));
+          }
+          decay_sums<kCount>(d, h, rest, kept, power, part, in);
+          round_sums<kCount>(d, h, rest);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            lanes.Store(h[j], d, high + i);
+            lanes.Store(rest[j], d, low + i);
+            lanes.Output(h[j], d, ot + i, range.stream);
+          }
+        });
   }
   if (range.stream) hwy::FlushStream();
 }
@@ -68,45 +98,62 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
                    const float* h0, TokenRows<const float> d_o, const RgLruGradRows& grads,
                    float* high, float* low) {
   const D d;
-  const V one = hn::Set(d, 1.0f);
+  const V one = hn::Set(d, 1.0f), zero = hn::Zero(d);
   for (int64_t t = range.tokens; t-- > 0;) {
     check_cancelled_at(t);
     const float* before = t > 0 ? h.data + (t - 1) * h.stride : h0;
     const bool is_one = rows.first_is_one && t == 0;
-    ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      const auto token = [&](const auto& list) HWY_ATTR { return list.data + t * list.stride + i; };
-      const auto put = [&](const TokenRows<float>& list, V value) HWY_ATTR {
-        if (list.data != nullptr) lanes.Output(value, d, token(list), range.stream);
-      };
-      const V rate = lanes.Load(d, rows.rate + i);
-      for (const TokenRows<const float>& list : {rows.x, rows.r, rows.i, h, d_o}) {
-        fetch(token(list), -list.stride);
-      }
-      V open, in;
-      two_sigmoids(d, lanes.Load(d, token(rows.r)), lanes.Load(d, token(rows.i)), open, in);
-      const V x = lanes.Load(d, token(rows.x));
-      const V log_a = hn::Neg(hn::Mul(rate, open));
-      V a, minus_1;
-      decay_factors(d, log_a, a, minus_1);
-      const V root = Root(d, a, minus_1, is_one);
-      V dh = lanes.Load(d, high + i), rest = lanes.Load(d, low + i);
-      add_to_sum(d, lanes.Load(d, token(d_o)), dh, rest);
-
-      const V through = hn::Mul(dh, root);
-      put(grads.x, hn::Mul(through, in));
-      put(grads.i, hn::Mul(hn::Mul(through, x), hn::Mul(in, hn::Sub(one, in))));
-      // d root / d L = -a^2 / root; no slope where a is 1 and the root 0.
-      const V slope = is_one ? hn::Zero(d)
-                             : hn::IfThenZeroElse(hn::Eq(root, hn::Zero(d)),
-                                                  hn::Div(hn::Mul(a, a), hn::Neg(root)));
-      const V d_log_a =
-          hn::Mul(dh, hn::MulAdd(a, lanes.Load(d, before + i), hn::Mul(hn::Mul(slope, in), x)));
-      put(grads.r, hn::Neg(hn::Mul(hn::Mul(d_log_a, rate), hn::Mul(open, hn::Sub(one, open)))));
-      accumulate(d, lanes, hn::Neg(hn::Mul(d_log_a, open)), grads.rate_high, grads.rate_low, i);
-      dh = two_part_sum(d, dh, rest, a, minus_1, hn::Zero(d));
-      lanes.Store(dh, d, high + i);
-      lanes.Store(rest, d, low + i);
-    });
+    ForGroups<kGroup>(
+        d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
+          constexpr int kCount = count;
+          V open[kCount], in[kCount], power[kCount], part[kCount], a[kCount], root[kCount];
+          V dh[kCount], rest[kCount], zeros[kCount];
+          hn::Mask<D> kept[kCount];
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            for (const TokenRows<const float>& list : {rows.x, rows.r, rows.i, h, d_o}) {
+              fetch(list.data + t * list.stride + i, -list.stride);
+            }
+            open[j] = lanes.Load(d, rows.r.data + t * rows.r.stride + i);
+            in[j] = lanes.Load(d, rows.i.data + t * rows.i.stride + i);
+            dh[j] = lanes.Load(d, high + i);
+            rest[j] = hn::Add(lanes.Load(d, d_o.data + t * d_o.stride + i), lanes.Load(d, low + i));
+            zeros[j] = zero;
+          }
+          Gates<kCount>(d, lanes, rows.rate + first, is_one, open, in, kept, power, part, a, root);
+          round_sums<kCount>(d, dh, rest);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            const auto put = [&](const TokenRows<float>& list, V value) HWY_ATTR {
+              if (list.data == nullptr) return;
+              lanes.Output(value, d, list.data + t * list.stride + i, range.stream);
+            };
+            const V x = lanes.Load(d, rows.x.data + t * rows.x.stride + i);
+            const V through = hn::Mul(dh[j], root[j]), input = hn::Mul(in[j], x);
+            put(grads.x, hn::Mul(through, in[j]));
+            put(grads.i, hn::Mul(hn::Mul(through, input), hn::Sub(one, in[j])));
+            // d root / d L = -a^2 / root; no slope where a is 1 and the root 0.
+            const V slope =
+                is_one ? zero
+                       : hn::IfThenZeroElse(hn::Eq(root[j], zero),
+                                            hn::Div(hn::Mul(a[j], a[j]), hn::Neg(root[j])));
+            // L = -rate open.
+            const V decayed = hn::MulAdd(a[j], lanes.Load(d, before + i), hn::Mul(slope, input));
+            const V d_rate = hn::Neg(hn::Mul(hn::Mul(dh[j], decayed), open[j]));
+            accumulate(d, lanes, d_rate, grads.rate_high, grads.rate_low, i);
+            put(grads.r,
+                hn::Mul(hn::Mul(d_rate, lanes.Load(d, rows.rate + i)), hn::Sub(one, open[j])));
+          }
+          decay_sums<kCount>(d, dh, rest, kept, power, part, zeros);
+          round_sums<kCount>(d, dh, rest);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            lanes.Store(dh[j], d, high + first + j * kLanes);
+            lanes.Store(rest[j], d, low + first + j * kLanes);
+          }
+        });
   }
   if (range.stream) hwy::FlushStream();
 }
@@ -123,8 +170,8 @@ HWY_EXPORT(RgLruForward);
 HWY_EXPORT(RgLruBackward);
 
 void rg_lru_forward(Isa isa, const TokenRange& range, const RgLruRows& rows, TokenRows<float> o,
-                    float* high, float* low, float* work) {
-  OUZEL_DISPATCH(isa, RgLruForward)(range, rows, o, high, low, work);
+                    float* high, float* low) {
+  OUZEL_DISPATCH(isa, RgLruForward)(range, rows, o, high, low);
 }
 void rg_lru_backward(Isa isa, const TokenRange& range, const RgLruRows& rows,
                      TokenRows<const float> h, const float* h0, TokenRows<const float> d_o,

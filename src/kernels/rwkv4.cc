@@ -1,5 +1,7 @@
-// One exponential serves each pair of weights, since the larger of the two is e^0. eps is kept in
-// two parts like the sums: near 60 a float's rounding is 4e-6 a token, and would be in all weights.
+// One exponential serves each pair of weights, since the larger of the two is e^0, and both pairs
+// of a token: e^(u + k) is e^(u + d) times the new weight of k, where that constant is neither very
+// large nor very small. eps is kept in two parts like the sums: near 60 a float's rounding is 4e-6
+// a token, and would be in all weights.
 #include "src/kernels/elementwise.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,135 +25,291 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
+constexpr int64_t kLanes = HWY_LANES(float);
+constexpr int kGroup = 2;  // vectors side by side
+
 // The weights e^eps of the past and e^(u + k) of the token over the larger of the two; `ahead` is
 // eps - k.
-HWY_INLINE void Weights(D d, V ahead, V u, V& past, V& now) {
+template <int kCount>
+HWY_INLINE void Weights(D d, const V* ahead, const V* u, V* past, V* now) {
   const V one = hn::Set(d, 1.0f);
-  const V lead = hn::Sub(ahead, u);
-  const auto is_ahead = hn::Gt(lead, hn::Zero(d));
-  const V smaller = math::exp(d, hn::IfThenElse(is_ahead, hn::Neg(lead), lead));
-  past = hn::IfThenElse(is_ahead, one, smaller);
-  now = hn::IfThenElse(is_ahead, smaller, one);
+  V lead[kCount], gate[kCount], power[kCount], part[kCount];
+  hn::Mask<D> kept[kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    lead[j] = hn::Sub(ahead[j], u[j]);
+    gate[j] = hn::Neg(hn::Abs(lead[j]));
+  }
+  decay_parts<kCount>(d, gate, kept, power, part);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    const V smaller = decay_factor(d, kept[j], power[j], part[j]);
+    const auto is_ahead = hn::Gt(lead[j], hn::Zero(d));
+    past[j] = hn::IfThenElse(is_ahead, one, smaller);
+    now[j] = hn::IfThenElse(is_ahead, smaller, one);
+  }
 }
 
-// How the state goes on where eps is `ahead` of k: the factor of the sums, its difference to 1, and
-// the weight of the new token. Returns where the new eps is the old one's, d + eps, and not k.
-HWY_INLINE hn::Mask<D> Advance(D d, V ahead, V decay, V& keep, V& minus_1, V& add) {
-  const V one = hn::Set(d, 1.0f);
-  const V lead = hn::Add(ahead, decay);
-  const auto holds = hn::Ge(lead, hn::Zero(d));
-  V e, change;
-  decay_factors(d, hn::IfThenElse(holds, hn::Neg(lead), lead), e, change);
-  keep = hn::IfThenElse(holds, one, e);
-  minus_1 = hn::IfThenZeroElse(holds, change);
-  add = hn::IfThenElse(holds, e, one);
-  return holds;
+// A token of kCount vectors: how the state goes on. `holds` is where the new eps is the old one's,
+// d + eps, and not k; the sums are decayed by `keep`, in parts, and the token has the weight `add`.
+// `past` and `now` are the weights of its output, up to a common factor.
+template <int kCount, class Lanes>
+HWY_INLINE void Advance(D d, Lanes lanes, const Rwkv4Rows& rows, int64_t first, const V* k,
+                        const V* eps, const V* eps_low, hn::Mask<D>* holds, hn::Mask<D>* kept,
+                        V* power, V* part, V* keep, V* add, V* past, V* now) {
+  const V one = hn::Set(d, 1.0f), zero = hn::Zero(d);
+  V ahead[kCount], gate[kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    ahead[j] = hn::Add(hn::Sub(eps[j], k[j]), eps_low[j]);
+    const V lead = hn::Add(ahead[j], lanes.Load(d, rows.decay + first + j * kLanes));
+    holds[j] = hn::Ge(lead, zero);
+    gate[j] = hn::Neg(hn::Abs(lead));
+  }
+  decay_parts<kCount>(d, gate, kept, power, part);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    const V smaller = decay_factor(d, kept[j], power[j], part[j]);
+    keep[j] = hn::IfThenElse(holds[j], one, smaller);
+    add[j] = hn::IfThenElse(holds[j], smaller, one);
+    kept[j] = hn::Or(kept[j], holds[j]);
+    power[j] = hn::IfThenElse(holds[j], one, power[j]);
+    part[j] = hn::IfThenZeroElse(holds[j], part[j]);
+    past[j] = keep[j];
+  }
+  V of[kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    of[j] = lanes.Load(d, (rows.now == nullptr ? rows.u : rows.now) + first + j * kLanes);
+    now[j] = hn::Mul(add[j], of[j]);
+  }
+  if (rows.now == nullptr) Weights<kCount>(d, ahead, of, past, now);
+}
+
+// eps after the token.
+template <int kCount, class Lanes>
+HWY_INLINE void AdvanceExponent(D d, Lanes lanes, const Rwkv4Rows& rows, int64_t first, const V* k,
+                                const hn::Mask<D>* holds, V* eps, V* eps_low) {
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    eps_low[j] = hn::Add(eps_low[j], lanes.Load(d, rows.decay + first + j * kLanes));
+  }
+  round_sums<kCount>(d, eps, eps_low);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    eps[j] = hn::IfThenElse(holds[j], eps[j], k[j]);
+    eps_low[j] = hn::IfThenElseZero(holds[j], eps_low[j]);
+  }
 }
 
 void Rwkv4Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<float> o,
-                  const Rwkv4State& s, float* before) {
+                  const Rwkv4State& s) {
   const D d;
   for (int64_t t = 0; t < range.tokens; ++t) {
     check_cancelled_at(t);
     const float* kt = rows.k.data + t * rows.k.stride;
     const float* vt = rows.v.data + t * rows.v.stride;
     float* ot = o.data == nullptr ? nullptr : o.data + t * o.stride;
-    ForVectors(d, range.channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      fetch(kt + i, rows.k.stride);
-      fetch(vt + i, rows.v.stride);
-      const V k = lanes.Load(d, kt + i), v = lanes.Load(d, vt + i);
-      V eps = lanes.Load(d, s.eps + i), eps_low = lanes.Load(d, s.eps_low + i);
-      const V ahead = hn::Add(hn::Sub(eps, k), eps_low), decay = lanes.Load(d, rows.decay + i);
-      V alpha = lanes.Load(d, s.alpha + i), alpha_low = lanes.Load(d, s.alpha_low + i);
-      V beta = lanes.Load(d, s.beta + i), beta_low = lanes.Load(d, s.beta_low + i);
-      if (before != nullptr) {
-        const V parts[] = {alpha, beta, eps, alpha_low, beta_low, eps_low};
-        float* to = before + kRwkv4Parts * t * range.channels + i;
-        HWY_UNROLL(6)
-        for (int part = 0; part < kRwkv4Parts; ++part) {
-          lanes.Store(parts[part], d, to + part * range.channels);
-        }
-      }
-      if (ot != nullptr) {
-        V past, now;
-        Weights(d, ahead, lanes.Load(d, rows.u + i), past, now);
-        const V out =
-            hn::Div(hn::MulAdd(past, alpha, hn::Mul(now, v)), hn::MulAdd(past, beta, now));
-        lanes.Output(out, d, ot + i, range.stream);
-      }
-      V keep, minus_1, add;
-      const auto holds = Advance(d, ahead, decay, keep, minus_1, add);
-      add_to_sum(d, decay, eps, eps_low);
-      alpha = two_part_sum(d, alpha, alpha_low, keep, minus_1, hn::Mul(add, v));
-      beta = two_part_sum(d, beta, beta_low, keep, minus_1, add);
-      lanes.Store(alpha, d, s.alpha + i);
-      lanes.Store(alpha_low, d, s.alpha_low + i);
-      lanes.Store(beta, d, s.beta + i);
-      lanes.Store(beta_low, d, s.beta_low + i);
-      lanes.Store(hn::IfThenElse(holds, eps, k), d, s.eps + i);
-      lanes.Store(hn::IfThenElseZero(holds, eps_low), d, s.eps_low + i);
-    });
+    ForGroups<kGroup>(
+        d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
+          constexpr int kCount = count;
+          V k[kCount], v[kCount], eps[kCount], eps_low[kCount], alpha[kCount], alpha_low[kCount];
+          V beta[kCount], beta_low[kCount];
+          V power[kCount], part[kCount], keep[kCount], add[kCount], past[kCount], now[kCount];
+          hn::Mask<D> holds[kCount], kept[kCount];
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            fetch(kt + i, rows.k.stride);
+            fetch(vt + i, rows.v.stride);
+            k[j] = lanes.Load(d, kt + i);
+            v[j] = lanes.Load(d, vt + i);
+            eps[j] = lanes.Load(d, s.eps + i);
+            eps_low[j] = lanes.Load(d, s.eps_low + i);
+            alpha[j] = lanes.Load(d, s.alpha + i);
+            alpha_low[j] = lanes.Load(d, s.alpha_low + i);
+            beta[j] = lanes.Load(d, s.beta + i);
+            beta_low[j] = lanes.Load(d, s.beta_low + i);
+          }
+          Advance<kCount>(d, lanes, rows, first, k, eps, eps_low, holds, kept, power, part, keep,
+                          add, past, now);
+          if (ot != nullptr) {
+            OUZEL_UNROLL
+            for (int j = 0; j < kCount; ++j) {
+              const V sum = hn::MulAdd(past[j], alpha[j], hn::Mul(now[j], v[j]));
+              lanes.Output(hn::Div(sum, hn::MulAdd(past[j], beta[j], now[j])), d,
+                           ot + first + j * kLanes, range.stream);
+            }
+          }
+          AdvanceExponent<kCount>(d, lanes, rows, first, k, holds, eps, eps_low);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) v[j] = hn::Mul(add[j], v[j]);
+          decay_sums<kCount>(d, alpha, alpha_low, kept, power, part, v);
+          decay_sums<kCount>(d, beta, beta_low, kept, power, part, add);
+          round_sums<kCount>(d, alpha, alpha_low);
+          round_sums<kCount>(d, beta, beta_low);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            lanes.Store(alpha[j], d, s.alpha + i);
+            lanes.Store(alpha_low[j], d, s.alpha_low + i);
+            lanes.Store(beta[j], d, s.beta + i);
+            lanes.Store(beta_low[j], d, s.beta_low + i);
+            lanes.Store(eps[j], d, s.eps + i);
+            lanes.Store(eps_low[j], d, s.eps_low + i);
+          }
+        });
   }
   if (range.stream) hwy::FlushStream();
 }
 
-void Rwkv4Backward(const TokenRange& range, const Rwkv4Rows& rows, const float* before,
-                   TokenRows<const float> d_o, const Rwkv4GradRows& grads, const Rwkv4State& s) {
-  const D d;
-  const int64_t channels = range.channels;
+// What the way back needs of each token: the sums before it, and its weights.
+enum History { kAlpha, kBeta, kPower, kPart, kAdd, kPast, kNow, kHistory };
+static_assert(kHistory == kRwkv4History);
+
+// The way there of a group of vectors, `start` the state before it.
+template <int kCount, class Lanes>
+HWY_INLINE void Recompute(D d, Lanes lanes, const TokenRange& range, const Rwkv4Rows& rows,
+                          const TokenRows<const float>& d_o, int64_t first, const Rwkv4State& start,
+                          float* history) {
+  V eps[kCount], eps_low[kCount], alpha[kCount], beta[kCount], k[kCount], v[kCount];
+  V power[kCount], part[kCount], keep[kCount], add[kCount], past[kCount], now[kCount];
+  hn::Mask<D> holds[kCount], kept[kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    const int64_t i = first + j * kLanes;
+    eps[j] = lanes.Load(d, start.eps + i);
+    eps_low[j] = lanes.Load(d, start.eps_low + i);
+    alpha[j] = lanes.Load(d, start.alpha + i);
+    beta[j] = lanes.Load(d, start.beta + i);
+  }
+  for (int64_t t = 0; t < range.tokens; ++t) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      const int64_t i = first + j * kLanes;
+      for (const TokenRows<const float>& list : {rows.k, rows.v, d_o}) {
+        hwy::Prefetch(list.data + (t - kRwkv4Tokens) * list.stride + i);  // of the next call
+      }
+      k[j] = lanes.Load(d, rows.k.data + t * rows.k.stride + i);
+      v[j] = lanes.Load(d, rows.v.data + t * rows.v.stride + i);
+    }
+    Advance<kCount>(d, lanes, rows, first, k, eps, eps_low, holds, kept, power, part, keep, add,
+                    past, now);
+    AdvanceExponent<kCount>(d, lanes, rows, first, k, holds, eps, eps_low);
+    OUZEL_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      float* to = history + (t * kCount + j) * kHistory * kLanes;
+      const V given = hn::Mul(add[j], v[j]);
+      hn::Store(alpha[j], d, to + kAlpha * kLanes);
+      hn::Store(beta[j], d, to + kBeta * kLanes);
+      hn::Store(power[j], d, to + kPower * kLanes);
+      hn::Store(stored_part(d, kept[j], part[j]), d, to + kPart * kLanes);
+      // Where eps does not hold the weight is 1, and 2 says so.
+      hn::Store(hn::IfThenElse(holds[j], add[j], hn::Set(d, 2.0f)), d, to + kAdd * kLanes);
+      hn::Store(past[j], d, to + kPast * kLanes);
+      hn::Store(now[j], d, to + kNow * kLanes);
+      alpha[j] = hn::IfThenElse(kept[j], hn::MulAdd(keep[j], alpha[j], given), given);
+      beta[j] = hn::IfThenElse(kept[j], hn::MulAdd(keep[j], beta[j], add[j]), add[j]);
+    }
+  }
+}
+
+template <int kCount, class Lanes>
+HWY_INLINE void Return(D d, Lanes lanes, const TokenRange& range, const Rwkv4Rows& rows,
+                       const TokenRows<const float>& d_o, int64_t first, const float* history,
+                       const Rwkv4GradRows& grads, const Rwkv4State& s) {
+  const V zero = hn::Zero(d), one = hn::Set(d, 1.0f);
+  V d_alpha[kCount], alpha_low[kCount], d_beta[kCount], beta_low[kCount], d_eps[kCount];
+  V eps_low[kCount], d_decay[kCount], d_u[kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    const int64_t i = first + j * kLanes;
+    d_alpha[j] = lanes.Load(d, s.alpha + i);
+    alpha_low[j] = lanes.Load(d, s.alpha_low + i);
+    d_beta[j] = lanes.Load(d, s.beta + i);
+    beta_low[j] = lanes.Load(d, s.beta_low + i);
+    d_eps[j] = lanes.Load(d, s.eps + i);
+    eps_low[j] = lanes.Load(d, s.eps_low + i);
+    d_decay[j] = d_u[j] = zero;
+  }
   for (int64_t t = range.tokens; t-- > 0;) {
-    const float* old = before + kRwkv4Parts * t * channels;
-    ForVectors(d, channels, [&](int64_t i, auto lanes) HWY_ATTR {
-      const auto token = [&](const auto& list) HWY_ATTR { return list.data + t * list.stride + i; };
-      const V k = lanes.Load(d, token(rows.k)), v = lanes.Load(d, token(rows.v));
-      const V alpha = lanes.Load(d, old + i), beta = lanes.Load(d, old + channels + i);
-      const V eps = lanes.Load(d, old + 2 * channels + i);
-      const V eps_low = lanes.Load(d, old + 5 * channels + i);
-      const V ahead = hn::Add(hn::Sub(eps, k), eps_low);
-      V d_alpha = lanes.Load(d, s.alpha + i), alpha_low = lanes.Load(d, s.alpha_low + i);
-      V d_beta = lanes.Load(d, s.beta + i), beta_low = lanes.Load(d, s.beta_low + i);
-      V d_eps = lanes.Load(d, s.eps + i), rest = lanes.Load(d, s.eps_low + i);
+    V power[kCount], part[kCount], to_alpha[kCount], to_beta[kCount];
+    hn::Mask<D> kept[kCount];
+    OUZEL_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      const int64_t i = first + j * kLanes;
+      const float* from = history + (t * kCount + j) * kHistory * kLanes;
+      const V alpha = hn::Load(d, from + kAlpha * kLanes);
+      const V beta = hn::Load(d, from + kBeta * kLanes);
+      const V past = hn::Load(d, from + kPast * kLanes), now = hn::Load(d, from + kNow * kLanes);
+      const V v = lanes.Load(d, rows.v.data + t * rows.v.stride + i);
+      power[j] = hn::Load(d, from + kPower * kLanes);
+      part[j] = hn::Load(d, from + kPart * kLanes);
+      kept[j] = kept_by(d, part[j]);
+      V add = hn::Load(d, from + kAdd * kLanes);
+      const auto holds = hn::Le(add, one);
+      add = hn::Min(add, one);
 
       // The state after the token, from that before it. Its eps is d + eps, and k pushes the new
       // token's weight; or it is k, and d + eps the sums'.
-      V keep, minus_1, add;
-      const auto holds = Advance(d, ahead, lanes.Load(d, rows.decay + i), keep, minus_1, add);
-      const V d_add = hn::Mul(add, hn::MulAdd(v, d_alpha, d_beta));
-      const V d_keep = hn::Mul(keep, hn::MulAdd(alpha, d_alpha, hn::Mul(beta, d_beta)));
-      V dv = hn::Mul(add, d_alpha);
-      V dk = hn::IfThenElse(holds, d_add, hn::Sub(d_eps, d_keep));
-      rest = hn::IfThenElseZero(holds, rest);
-      d_eps = hn::IfThenElse(holds, d_eps, d_keep);
-      add_to_sum(d, hn::IfThenElseZero(holds, hn::Neg(d_add)), d_eps, rest);
-      accumulate(d, lanes, d_eps, grads.decay_high, grads.decay_low, i);
-      d_alpha = two_part_sum(d, d_alpha, alpha_low, keep, minus_1, hn::Zero(d));
-      d_beta = two_part_sum(d, d_beta, beta_low, keep, minus_1, hn::Zero(d));
+      const V d_add = hn::Mul(add, hn::MulAdd(v, d_alpha[j], d_beta[j]));
+      const V d_keep = hn::Mul(decay_factor(d, kept[j], power[j], part[j]),
+                               hn::MulAdd(alpha, d_alpha[j], hn::Mul(beta, d_beta[j])));
+      V dk = hn::IfThenElse(holds, d_add, hn::Sub(d_eps[j], d_keep));
+      d_eps[j] = hn::IfThenElse(holds, d_eps[j], d_keep);
+      const V pushed = hn::IfThenElseZero(holds, d_add);
+      d_decay[j] = hn::Add(d_decay[j], hn::Sub(d_eps[j], pushed));
 
       // The output.
-      V past, now;
-      Weights(d, ahead, lanes.Load(d, rows.u + i), past, now);
-      const V denominator = hn::MulAdd(past, beta, now);
-      const V out = hn::Div(hn::MulAdd(past, alpha, hn::Mul(now, v)), denominator);
-      const V scaled = hn::Div(lanes.Load(d, token(d_o)), denominator);
+      const V inverse = hn::Div(one, hn::MulAdd(past, beta, now));
+      const V out = hn::Mul(hn::MulAdd(past, alpha, hn::Mul(now, v)), inverse);
+      const V scaled = hn::Mul(lanes.Load(d, d_o.data + t * d_o.stride + i), inverse);
       const V from_past = hn::Mul(scaled, past), from_now = hn::Mul(scaled, now);
-      dv = hn::Add(dv, from_now);
-      const V d_now = hn::Mul(from_now, hn::Sub(v, out));
+      // v - out is past times this, and alpha - beta out less than 0 by now times this.
+      const V apart = hn::Mul(hn::MulSub(beta, v, alpha), inverse);
+      const V d_now = hn::Mul(hn::Mul(from_now, past), apart);
       dk = hn::Add(dk, d_now);
-      accumulate(d, lanes, d_now, grads.u_high, grads.u_low, i);
-      add_to_sum(d, from_past, d_alpha, alpha_low);
-      add_to_sum(d, hn::Neg(hn::Mul(from_past, out)), d_beta, beta_low);
-      add_to_sum(d, hn::Mul(from_past, hn::NegMulAdd(beta, out, alpha)), d_eps, rest);
+      d_u[j] = hn::Add(d_u[j], d_now);
+      to_alpha[j] = from_past;
+      to_beta[j] = hn::Neg(hn::Mul(from_past, out));
+      eps_low[j] = hn::Sub(hn::IfThenElseZero(holds, eps_low[j]), hn::Add(pushed, d_now));
 
-      if (grads.k.data != nullptr) lanes.Output(dk, d, token(grads.k), range.stream);
-      if (grads.v.data != nullptr) lanes.Output(dv, d, token(grads.v), range.stream);
-      lanes.Store(d_alpha, d, s.alpha + i);
-      lanes.Store(alpha_low, d, s.alpha_low + i);
-      lanes.Store(d_beta, d, s.beta + i);
-      lanes.Store(beta_low, d, s.beta_low + i);
-      lanes.Store(d_eps, d, s.eps + i);
-      lanes.Store(rest, d, s.eps_low + i);
-    });
+      if (grads.k.data != nullptr) {
+        lanes.Output(dk, d, grads.k.data + t * grads.k.stride + i, range.stream);
+      }
+      if (grads.v.data != nullptr) {
+        lanes.Output(hn::MulAdd(add, d_alpha[j], from_now), d,
+                     grads.v.data + t * grads.v.stride + i, range.stream);
+      }
+    }
+    decay_sums<kCount>(d, d_alpha, alpha_low, kept, power, part, to_alpha);
+    decay_sums<kCount>(d, d_beta, beta_low, kept, power, part, to_beta);
+    round_sums<kCount>(d, d_alpha, alpha_low);
+    round_sums<kCount>(d, d_beta, beta_low);
+    round_sums<kCount>(d, d_eps, eps_low);
   }
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    const int64_t i = first + j * kLanes;
+    lanes.Store(d_alpha[j], d, s.alpha + i);
+    lanes.Store(alpha_low[j], d, s.alpha_low + i);
+    lanes.Store(d_beta[j], d, s.beta + i);
+    lanes.Store(beta_low[j], d, s.beta_low + i);
+    lanes.Store(d_eps[j], d, s.eps + i);
+    lanes.Store(eps_low[j], d, s.eps_low + i);
+    accumulate(d, lanes, d_decay[j], grads.decay_high, grads.decay_low, i);
+    accumulate(d, lanes, d_u[j], grads.u_high, grads.u_low, i);
+  }
+}
+
+void Rwkv4Backward(const TokenRange& range, const Rwkv4Rows& rows, const Rwkv4State& start,
+                   TokenRows<const float> d_o, const Rwkv4GradRows& grads, const Rwkv4State& s,
+                   float* history) {
+  const D d;
+  ForGroups<kGroup>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR {
+    Recompute<count>(d, lanes, range, rows, d_o, first, start, history);
+    Return<count>(d, lanes, range, rows, d_o, first, history, grads, s);
+  });
   if (range.stream) hwy::FlushStream();
 }
 
@@ -167,13 +325,13 @@ HWY_EXPORT(Rwkv4Forward);
 HWY_EXPORT(Rwkv4Backward);
 
 void rwkv4_forward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, TokenRows<float> o,
-                   const Rwkv4State& state, float* before) {
-  OUZEL_DISPATCH(isa, Rwkv4Forward)(range, rows, o, state, before);
+                   const Rwkv4State& state) {
+  OUZEL_DISPATCH(isa, Rwkv4Forward)(range, rows, o, state);
 }
-void rwkv4_backward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, const float* before,
-                    TokenRows<const float> d_o, const Rwkv4GradRows& grads,
-                    const Rwkv4State& state) {
-  OUZEL_DISPATCH(isa, Rwkv4Backward)(range, rows, before, d_o, grads, state);
+void rwkv4_backward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows,
+                    const Rwkv4State& start, TokenRows<const float> d_o, const Rwkv4GradRows& grads,
+                    const Rwkv4State& state, float* work) {
+  OUZEL_DISPATCH(isa, Rwkv4Backward)(range, rows, start, d_o, grads, state, work);
 }
 
 }  // namespace ouzel

@@ -48,6 +48,16 @@ HWY_INLINE void decay_parts(D d, const V* g, hn::Mask<D>* kept, V* power, V* par
   }
   math::expm1_reduced<kCount>(d, n, part);
 }
+// A part as it is kept in memory: this one where nothing is left.
+constexpr float kNothingLeft = -1;
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V stored_part(D d, hn::Mask<D> kept, V part) {
+  return hn::IfThenElse(kept, part, hn::Set(d, kNothingLeft));
+}
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE hn::Mask<D> kept_by(D d, V stored) {
+  return hn::Not(hn::Eq(stored, hn::Set(d, kNothingLeft)));
+}
 // e^g itself.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V decay_factor(D, hn::Mask<D> kept, V power, V part) {
@@ -89,26 +99,26 @@ HWY_INLINE void decay_sums(D, V* s, V* low, const hn::Mask<D>* kept, const V* po
   }
 }
 
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE void decay_factors(D d, V g, V& factor, V& minus_1) {
-  V r;
-  const V n = math::reduce_by_ln2(d, math::at_least(d, hn::Set(d, -104.0f), g), r);
-  const V one = hn::Set(d, 1.0f);
-  const V p = math::expm1_reduced(d, r);
-  factor = math::scale_by_pow2(d, hn::Add(one, p), n);
-  minus_1 = hn::Add(math::scale_by_pow2(d, p, n), hn::Sub(math::scale_by_pow2(d, one, n), one));
-}
-
-// 1 / (1 + e^-x) and 1 / (1 + e^-y) by one division, within 4 ulp; from -43 down they stay at
-// 2e-19, so that the product of the denominators is a float.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE void two_sigmoids(D d, V x, V y, V& sigmoid_x, V& sigmoid_y) {
-  const V one = hn::Set(d, 1.0f), most = hn::Set(d, 43.0f);
-  const V a = hn::Add(one, math::exp(d, math::at_most(d, most, hn::Neg(x))));
-  const V b = hn::Add(one, math::exp(d, math::at_most(d, most, hn::Neg(y))));
-  const V inverse = hn::Div(one, hn::Mul(a, b));
-  sigmoid_x = hn::Mul(inverse, b);
-  sigmoid_y = hn::Mul(inverse, a);
+// sigmoid(x) and sigmoid(y) from e^-|x| and e^-|y| by one division, within 4 ulp; 0 below -87.3.
+template <int kCount, class D, class V = hn::Vec<D>>
+HWY_INLINE void two_sigmoids(D d, V* x, V* y) {
+  const V one = hn::Set(d, 1.0f), zero = hn::Zero(d);
+  V gate[2 * kCount], power[2 * kCount], part[2 * kCount];
+  hn::Mask<D> kept[2 * kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    gate[2 * j] = hn::Neg(hn::Abs(x[j]));
+    gate[2 * j + 1] = hn::Neg(hn::Abs(y[j]));
+  }
+  decay_parts<2 * kCount>(d, gate, kept, power, part);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    const V u = decay_factor(d, kept[2 * j], power[2 * j], part[2 * j]);
+    const V w = decay_factor(d, kept[2 * j + 1], power[2 * j + 1], part[2 * j + 1]);
+    const V a = hn::Add(one, u), b = hn::Add(one, w), inverse = hn::Div(one, hn::Mul(a, b));
+    x[j] = hn::Mul(hn::IfThenElse(hn::Lt(x[j], zero), u, one), hn::Mul(inverse, b));
+    y[j] = hn::Mul(hn::IfThenElse(hn::Lt(y[j], zero), w, one), hn::Mul(inverse, a));
+  }
 }
 
 // Asks for the row that comes two strides later: blocks of channels are too short for the processor

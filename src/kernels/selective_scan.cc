@@ -152,8 +152,6 @@ float SelectiveForward(const TokenRange& range, const SelectiveRows& rows, Token
   return hn::GetLane(hn::MaxOfLanes(d, top));
 }
 
-constexpr float kReset = -1;  // the part of a decay that keeps nothing
-
 // A token's columns of the state from those before, and their decays; y is added to.
 template <int kCount, class Lanes>
 HWY_INLINE void AgainColumns(D d, Lanes lanes, int64_t channels, V step, V input, const float* a,
@@ -173,7 +171,7 @@ HWY_INLINE void AgainColumns(D d, Lanes lanes, int64_t channels, V step, V input
     const V now = hn::IfThenElse(kept[j], h, x);
     hn::Store(now, d, after + j * kLanes);
     hn::Store(power[j], d, powers + j * kLanes);
-    hn::Store(hn::IfThenElse(kept[j], part[j], hn::Set(d, kReset)), d, parts + j * kLanes);
+    hn::Store(stored_part(d, kept[j], part[j]), d, parts + j * kLanes);
     y = hn::MulAdd(hn::Set(d, c[j]), now, y);
   }
 }
@@ -203,7 +201,7 @@ HWY_INLINE void BackwardColumns(D d, Lanes lanes, int64_t channels, V step, V in
     d_input = hn::MulAdd(dh[j], hn::Set(d, b[j]), d_input);
     power[j] = hn::Load(d, powers + at);
     part[j] = hn::Load(d, parts + at);
-    kept[j] = hn::Not(hn::Eq(part[j], hn::Set(d, kReset)));
+    kept[j] = kept_by(d, part[j]);
     const V decayed =
         hn::Mul(decay_factor(d, kept[j], power[j], part[j]), hn::Load(d, before + at));
     const V d_gate = hn::IfThenElseZero(kept[j], hn::Mul(dh[j], decayed));
@@ -262,7 +260,7 @@ void SelectiveBackward(const TokenRange& range, const SelectiveRows& rows, const
 
     for (int64_t t = 0; t < range.tokens; ++t) {
       for (const TokenRows<const float>& list : {rows.x, rows.dt, d_o}) {
-        hwy::Prefetch(list.data + (t - kSelectiveTokens) * list.stride + i);
+        hwy::Prefetch(list.data + (t - kSelectiveTokens) * list.stride + i);  // of the next call
       }
       const float* b = rows.b.data + t * rows.b.stride;
       const float* c = rows.c.data + t * rows.c.stride;

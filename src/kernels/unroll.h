@@ -7,3 +7,6 @@
 #else
 #define OUZEL_UNROLL _Pragma("GCC unroll 32")
 #endif
+
+// Of a lambda after its parameters: called, its constants would be loaded anew for every vector.
+#define OUZEL_ALWAYS_INLINE __attribute__((always_inline))

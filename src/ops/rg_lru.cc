@@ -70,18 +70,17 @@ void rg_lru(Context& context, const RgLruOptions& options, const RgLruInputs& in
   const bool stream = is_streamed(o);
   Context::Impl& impl = context.impl();
   const float* rate = c.rates(context, options.c);
-  impl.reserve(4 * Scratch::rounded(static_cast<std::size_t>(blocks.width()) * sizeof(float)));
+  impl.reserve(2 * Scratch::rounded(static_cast<std::size_t>(blocks.width()) * sizeof(float)));
   impl.run(blocks.tasks(), [&](std::int64_t task, Scratch& scratch) {
     const ChannelBlock b = blocks.task(task);
     const Segment s = c.sequences[b.sequence];
     float* high = scratch.take<float>(b.channels);
     float* low = scratch.take<float>(b.channels);
-    float* work = scratch.take<float>(2 * b.channels);
     load(row_of(c.initial, b), b.channels, high);
     load(row_of(residue, b), b.channels, low);
     if (s.length > 0) {
       rg_lru_forward(context.isa(), {s.length, b.channels, stream}, c.rows(options, s, b, rate),
-                     rows_of(o, s, b.first), high, low, work);
+                     rows_of(o, s, b.first), high, low);
     }
     store(high, b.channels, row_of(final, b));
     store(low, b.channels, row_of(final_residue, b));

@@ -12,8 +12,7 @@ namespace ouzel {
 namespace {
 
 constexpr std::int64_t kBlock = 512;
-// The states before 32 tokens of 128 channels are recomputed at a time: 96 KiB.
-constexpr std::int64_t kBackwardBlock = 128, kTokens = 32;
+constexpr std::int64_t kBackwardBlock = 128;
 constexpr float kNothingYet = -1e38f;  // eps before the first token
 
 // The call's shapes and its inputs as typed views.
@@ -31,16 +30,28 @@ struct Call {
         initial(view_of<const float, 4>(op, "initial_state", inputs.initial_state, states)),
         residue(view_of<const float, 4>(op, "initial_residue", inputs.initial_residue, states)) {}
 
-  // -e^w, in memory that the tasks share.
-  const float* decays(Context& context) const {
-    float* decay = context.impl().shared<float>(channels);
+  // Of all channels, in memory that the tasks share: -e^w, and e^(u - e^w).
+  struct Constants {
+    float *decay, *now;
+  };
+  Constants constants(Context& context) const {
+    float* decay = context.impl().shared<float>(2 * channels);
+    float* now = decay + channels;
     for (std::int64_t c = 0; c < channels; ++c) {
-      decay[c] = static_cast<float>(-std::exp(static_cast<double>(w.at(c))));
+      const double exact = -std::exp(static_cast<double>(w.at(c)));
+      decay[c] = static_cast<float>(exact);
+      now[c] = static_cast<float>(std::exp(exact + static_cast<double>(u.at(c))));
     }
-    return decay;
+    return {decay, now};
   }
-  Rwkv4Rows rows(const Segment& s, const ChannelBlock& b, const float* decay) const {
-    return {rows_of(k, s, b.first), rows_of(v, s, b.first), decay + b.first, u(b.first)};
+  Rwkv4Rows rows(const Segment& s, const ChannelBlock& b, const Constants& constants) const {
+    const float* now = constants.now + b.first;
+    const bool usable = std::all_of(now, now + b.channels, [](float x) {
+      constexpr float kLargest = 2e17f;
+      return x > 1 / kLargest && x < kLargest;
+    });
+    return {rows_of(k, s, b.first), rows_of(v, s, b.first), constants.decay + b.first, u(b.first),
+            usable ? now : nullptr};
   }
   // The initial state of a block.
   void load_state(const ChannelBlock& b, float* parts) const {
@@ -76,7 +87,7 @@ void rwkv4(Context& context, const Rwkv4Inputs& inputs, const Rwkv4Outputs& outp
   const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);
   const bool stream = is_streamed(o);
   Context::Impl& impl = context.impl();
-  const float* decay = c.decays(context);
+  const Call::Constants constants = c.constants(context);
   impl.reserve(
       Scratch::rounded(static_cast<std::size_t>(kRwkv4Parts * blocks.width()) * sizeof(float)));
   impl.run(blocks.tasks(), [&](std::int64_t task, Scratch& scratch) {
@@ -85,7 +96,7 @@ void rwkv4(Context& context, const Rwkv4Inputs& inputs, const Rwkv4Outputs& outp
     float* state = scratch.take<float>(kRwkv4Parts * b.channels);
     c.load_state(b, state);
     if (s.length > 0) {
-      rwkv4_forward(context.isa(), {s.length, b.channels, stream}, c.rows(s, b, decay),
+      rwkv4_forward(context.isa(), {s.length, b.channels, stream}, c.rows(s, b, constants),
                     rows_of(o, s, b.first), {state, b.channels});
     }
     for (std::int64_t i = 0; i < 3; ++i) {
@@ -118,11 +129,12 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
   for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
     longest = std::max(longest, c.sequences[n].length);
   }
-  const std::int64_t begins = (longest + kTokens - 1) / kTokens;
+  const bool stream = is_streamed(dk) && is_streamed(dv);
+  const std::int64_t begins = (longest + kRwkv4Tokens - 1) / kRwkv4Tokens;
   const std::int64_t parts = kRwkv4Parts * width;
-  const std::int64_t sizes[] = {parts, parts, 4 * width, parts * begins, parts * kTokens};
+  const std::int64_t sizes[] = {parts, parts, 4 * width, parts * begins, kRwkv4Work};
   Context::Impl& impl = context.impl();
-  const float* decay = c.decays(context);
+  const Call::Constants constants = c.constants(context);
   std::size_t bytes = 0;
   for (std::int64_t size : sizes) {
     bytes += Scratch::rounded(static_cast<std::size_t>(size) * sizeof(float));
@@ -131,40 +143,37 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
   impl.run(blocks.blocks(), [&](std::int64_t task, Scratch& scratch) {
     float* memory[5];
     for (std::size_t i = 0; i < 5; ++i) memory[i] = scratch.take<float>(sizes[i]);
-    const auto [state, d_state, sums, kept, before] = memory;
+    const auto [state, d_state, sums, kept, work] = memory;
     const std::int64_t channels = blocks.block(0, task).channels, first = task * kBackwardBlock;
     const std::int64_t size = kRwkv4Parts * channels;
     load(nullptr, 4 * channels, sums);
     for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
       const ChannelBlock b = blocks.block(n, task);
       const Segment s = c.sequences[n];
-      const auto part = [&](std::int64_t begin, std::int64_t tokens) {
-        return Segment{s.batch, s.begin + begin, tokens};
-      };
-      const auto forward = [&](const Segment& tokens, float* states) {
-        rwkv4_forward(context.isa(), {tokens.length, channels}, c.rows(tokens, b, decay), {},
-                      {state, channels}, states);
+      const auto part_from = [&](std::int64_t t) {
+        return Segment{s.batch, s.begin + t, std::min(kRwkv4Tokens, s.length - t)};
       };
       c.load_state(b, state);
-      for (std::int64_t t = 0; t < s.length; t += kTokens) {
-        store(state, size, kept + t / kTokens * size);
-        forward(part(t, std::min(kTokens, s.length - t)), nullptr);
+      for (std::int64_t t = 0; t < s.length; t += kRwkv4Tokens) {
+        store(state, size, kept + t / kRwkv4Tokens * size);
+        const Segment part = part_from(t);
+        rwkv4_forward(context.isa(), {part.length, channels}, c.rows(part, b, constants), {},
+                      {state, channels});
       }
       load(nullptr, size, d_state);
       for (std::int64_t i = 0; i < 3 && d_last.data != nullptr; ++i) {
         load(d_last(n, i, 0, first), channels, d_state + i * channels);
       }
-      for (std::int64_t t = (s.length - 1) / kTokens * kTokens; t >= 0 && s.length > 0;
-           t -= kTokens) {
-        const std::int64_t tokens = std::min(kTokens, s.length - t);
-        load(kept + t / kTokens * size, size, state);
-        const Segment range = part(t, tokens);
-        forward(range, before);
+      for (std::int64_t t = (s.length - 1) / kRwkv4Tokens * kRwkv4Tokens; t >= 0 && s.length > 0;
+           t -= kRwkv4Tokens) {
+        check_cancelled();
+        const Segment part = part_from(t);
         const Rwkv4GradRows to = {
-            rows_of(dk, range, first), rows_of(dv, range, first), sums,
-            sums + channels,           sums + 2 * channels,       sums + 3 * channels};
-        rwkv4_backward(context.isa(), {tokens, channels}, c.rows(range, b, decay), before,
-                       rows_of(d_o_rows, range, first), to, {d_state, channels});
+            rows_of(dk, part, first), rows_of(dv, part, first), sums,
+            sums + channels,          sums + 2 * channels,      sums + 3 * channels};
+        rwkv4_backward(context.isa(), {part.length, channels, stream}, c.rows(part, b, constants),
+                       {kept + t / kRwkv4Tokens * size, channels}, rows_of(d_o_rows, part, first),
+                       to, {d_state, channels}, work);
       }
       for (std::int64_t i = 0; i < 3 && d_first.data != nullptr; ++i) {
         store(d_state + i * channels, channels, d_first(n, i, 0, first));
@@ -176,7 +185,7 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
                static_cast<double>(sums[(at + 1) * channels + i]);
       };
       // d = -e^w is its own slope; an infinite one has dropped what it decays.
-      const auto slope = static_cast<double>(decay[first + i]);
+      const auto slope = static_cast<double>(constants.decay[first + i]);
       if (dw.data != nullptr && std::isfinite(slope)) {
         dw.at(first + i) += static_cast<float>(sum(0) * slope);
       }
