@@ -1,7 +1,10 @@
 // The laws of ouzel/laws.h through their objects: what the table of operators does not reach, and
 // every law in odd groups of heads.
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <string>
 
 #include <gtest/gtest.h>
 
@@ -281,6 +284,36 @@ TEST(LawChecks, DecaysThatAreARounded0AreTakenAs0) {
 }
 
 // 2^44 tokens of 2^20 rows are 2^64, which is no number: not 0 rows.
+TEST(LawChecks, WithoutTokensThereIsNothingToDoHoweverManyHeads) {
+  constexpr std::int64_t kHeads = std::int64_t{1} << 31;
+  Context context({.threads = 1});
+  float one = 1;
+  const Tensor rows(&one, DType::kF32, {1, 0, kHeads, 1}), gates(&one, DType::kF32, {1, 0, kHeads}),
+      parameter(&one, DType::kF32, {kHeads}), parameter_rows(&one, DType::kF32, {kHeads, 1});
+  for (const Law* law : matrix_laws()) {
+    SCOPED_TRACE(law->name);
+    RecurrenceInputs inputs;
+    RecurrenceInputGrads grads;
+    for (const LawInput& input : law->inputs) {
+      if (input.name == nullptr) break;
+      const std::string shape = input.shape;
+      const auto letters = std::ranges::count(shape.substr(0, shape.find('|')), ' ') + 1;
+      const bool is_parameter = shape[0] != 'B';
+      const Tensor& x = is_parameter   ? letters == 1 ? parameter : parameter_rows
+                        : letters == 3 ? gates
+                                       : rows;
+      inputs.*input.tensor = x;
+      grads.*input.gradient = x;
+    }
+    const MatrixLaw call{*law};
+    call(context, {}, inputs, {.o = rows});
+    call.backward(context, {}, inputs, nullptr, {.o = rows}, grads);
+  }
+  retention(context, {}, {.q = rows, .k = rows, .v = rows}, {.o = rows});
+  retention_backward(context, {}, {.q = rows, .k = rows, .v = rows}, nullptr, {.o = rows},
+                     {.q = rows, .k = rows, .v = rows});
+}
+
 TEST(LawChecks, RefuseRowsThatWrap) {
   Context context({.threads = 1});
   const std::int64_t tokens = std::int64_t{1} << 44;

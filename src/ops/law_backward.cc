@@ -130,6 +130,7 @@ void LawBackward::run_state(std::int64_t n, std::int64_t state, const LawSums& s
 }
 
 void LawBackward::run() {
+  if (shape_.is_empty(initial_grad_)) return;
   widen_shared();
   const bool collects = this->collects();
   const std::int64_t groups =

@@ -118,6 +118,7 @@ void MatrixLaw::operator()(Context& context, const LawOptions& options,
                            const RecurrenceInputs& inputs, const RecurrenceOutputs& outputs) const {
   const LawCall call(*law_, options, inputs);
   const LawTensor o = call.output(outputs.o, "o");
+  if (call.shape().is_empty(outputs.final_state)) return;
   if (options.form == Form::kParallel) {
     law_parallel(context, call, inputs, outputs, o);
     return;

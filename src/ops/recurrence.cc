@@ -291,6 +291,7 @@ void recurrence(Context& context, const RecurrenceSpec& spec, const RecurrenceIn
   const RecurrenceShape shape = check_recurrence(spec, inputs);
   check_rows(spec, outputs.o, "o", shape, shape.tokens, shape.output_heads, shape.values, false);
   check_positions(spec, shape, inputs.initial_state);
+  if (shape.is_empty(outputs.final_state)) return;
   if (spec.form == Form::kParallel) {
     recurrence_parallel(context, spec, shape, inputs, outputs);
     return;

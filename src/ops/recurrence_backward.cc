@@ -169,6 +169,7 @@ void recurrence_backward(Context& context, const RecurrenceSpec& spec,
              shape.values, true);
   check_positions(spec, shape, inputs.initial_state);
   if (map_grads != nullptr) check_feature_map_grads(spec.law->name, spec.map, *map_grads);
+  if (shape.is_empty(input_grads.initial_state)) return;
   Backward(context, spec, shape, inputs, output_grads, input_grads, map_grads).run();
 }
 

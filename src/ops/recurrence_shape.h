@@ -37,6 +37,10 @@ struct RecurrenceShape {
   std::int64_t outputs_per_state() const { return output_heads / value_heads; }
   std::int64_t outputs_per_query() const { return output_heads / query_heads; }
   std::int64_t states_per_key() const { return value_heads / key_heads; }
+  // Without tokens and states there is nothing to compute, however many heads are without them.
+  bool is_empty(const StateView& result) const {
+    return tokens == 0 && key_tokens == 0 && !result.present();
+  }
 };
 
 // Throws Error(kInvalidArgument), naming the law, for anything that does not fit.
