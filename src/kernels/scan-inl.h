@@ -99,6 +99,21 @@ HWY_INLINE void decay_sums(D, V* s, V* low, const hn::Mask<D>* kept, const V* po
   }
 }
 
+// sigmoid(x) from e^-|x|, within 3 ulp; 0 below -87.3.
+template <int kCount, class D, class V = hn::Vec<D>>
+HWY_INLINE void sigmoids(D d, const V* x, V* sigmoid) {
+  const V one = hn::Set(d, 1.0f);
+  V gate[kCount], power[kCount], part[kCount];
+  hn::Mask<D> kept[kCount];
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) gate[j] = hn::Neg(hn::Abs(x[j]));
+  decay_parts<kCount>(d, gate, kept, power, part);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    const V u = decay_factor(d, kept[j], power[j], part[j]);
+    sigmoid[j] = hn::Div(hn::IfThenElse(hn::Lt(x[j], hn::Zero(d)), u, one), hn::Add(one, u));
+  }
+}
 // sigmoid(x) and sigmoid(y) from e^-|x| and e^-|y| by one division, within 4 ulp; 0 below -87.3.
 template <int kCount, class D, class V = hn::Vec<D>>
 HWY_INLINE void two_sigmoids(D d, V* x, V* y) {

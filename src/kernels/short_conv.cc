@@ -13,6 +13,7 @@
 
 #include "src/kernels/lanes-inl.h"
 #include "src/kernels/math-inl.h"
+#include "src/kernels/scan-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ouzel::HWY_NAMESPACE {
@@ -99,14 +100,19 @@ void Conv(const ConvTokens& c, float* y, int64_t y_stride) {
   }
 }
 
-template <int kCount, bool kSilu>
-HWY_INLINE void GradientBlock(const ConvTokens& c, int64_t token, const float* const* dy, float* dz,
-                              float* sums) {
+template <int kCount, int kWidth, bool kSilu>
+void GradientBlock(const ConvTokens& c, int64_t token, const float* const* dy, float* dz,
+                   float* sums) {
   const D d;
   const V one = hn::Set(d, 1.0f);
-  const float* const* x = c.x + token;
-  const float *next_x[kCount], *next_dy[kCount];
+  constexpr int kRows = kCount + (kWidth == 0 ? 0 : kWidth - 1);
+  const float* rows[kRows];
+  for (int t = 0; t < kRows; ++t) rows[t] = c.x[token + t];
+  const float* const* x = kWidth == 0 ? c.x + token : rows;
+  const int64_t width = kWidth == 0 ? c.width : kWidth;
+  const float *given[kCount], *next_x[kCount], *next_dy[kCount];
   for (int t = 0; t < kCount; ++t) {
+    given[t] = dy[token + t];
     next_x[t] = NextRow(c, token + kCount + t);
     next_dy[t] = dy[HWY_MIN(token + kCount + t, c.tokens - 1)];
   }
@@ -118,24 +124,26 @@ HWY_INLINE void GradientBlock(const ConvTokens& c, int64_t token, const float* c
     }
     V g[kCount];
     HWY_UNROLL(4)
-    for (int t = 0; t < kCount; ++t) g[t] = lanes.Load(d, dy[token + t] + i);
+    for (int t = 0; t < kCount; ++t) g[t] = lanes.Load(d, given[t] + i);
     if constexpr (kSilu) {
-      V z[kCount];
-      Convolve<kCount, 0>(d, c, x, i, lanes, z);
+      V z[kCount], s[kCount];
+      Convolve<kCount, kWidth>(d, c, x, i, lanes, z);
+      sigmoids<kCount>(d, z, s);
       HWY_UNROLL(4)
       for (int t = 0; t < kCount; ++t) {
         // silu'(z) = s + z s (1 - s)
-        const V s = math::sigmoid(d, z[t]);
-        g[t] = hn::Mul(g[t], hn::MulAdd(hn::Mul(z[t], s), hn::Sub(one, s), s));
+        g[t] = hn::Mul(g[t], hn::MulAdd(hn::Mul(z[t], s[t]), hn::Sub(one, s[t]), s[t]));
         lanes.Store(g[t], d, dz + (token + t) * c.channels + i);
       }
     }
     if (sums != nullptr) {
-      for (int64_t j = 0; j < c.width; ++j) {
-        V sum = lanes.Load(d, sums + j * c.channels + i);
+      HWY_UNROLL(4)
+      for (int64_t column = 0; column < width; ++column) {
+        V sum = lanes.Load(d, sums + column * c.channels + i);
         HWY_UNROLL(4)
-        for (int t = 0; t < kCount; ++t) sum = hn::MulAdd(g[t], lanes.Load(d, x[t + j] + i), sum);
-        lanes.Store(sum, d, sums + j * c.channels + i);
+        for (int t = 0; t < kCount; ++t)
+          sum = hn::MulAdd(g[t], lanes.Load(d, x[t + column] + i), sum);
+        lanes.Store(sum, d, sums + column * c.channels + i);
       }
       V sum = lanes.Load(d, sums + c.width * c.channels + i);
       HWY_UNROLL(4)
@@ -145,15 +153,22 @@ HWY_INLINE void GradientBlock(const ConvTokens& c, int64_t token, const float* c
   });
 }
 
-template <bool kSilu>
+template <int kWidth, bool kSilu>
 void GradientAll(const ConvTokens& c, const float* const* dy, float* dz, float* sums) {
   int64_t t = 0;
-  for (; t + kTokens <= c.tokens; t += kTokens) GradientBlock<kTokens, kSilu>(c, t, dy, dz, sums);
-  for (; t < c.tokens; ++t) GradientBlock<1, kSilu>(c, t, dy, dz, sums);
+  for (; t + kTokens <= c.tokens; t += kTokens) {
+    GradientBlock<kTokens, kWidth, kSilu>(c, t, dy, dz, sums);
+  }
+  for (; t < c.tokens; ++t) GradientBlock<1, kWidth, kSilu>(c, t, dy, dz, sums);
+}
+
+template <bool kSilu>
+void GradientsOfWidth(const ConvTokens& c, const float* const* dy, float* dz, float* sums) {
+  c.width == 4 ? GradientAll<4, kSilu>(c, dy, dz, sums) : GradientAll<0, kSilu>(c, dy, dz, sums);
 }
 
 void ConvGradients(const ConvTokens& c, const float* const* dy, float* dz, float* sums) {
-  c.silu ? GradientAll<true>(c, dy, dz, sums) : GradientAll<false>(c, dy, dz, sums);
+  c.silu ? GradientsOfWidth<true>(c, dy, dz, sums) : GradientsOfWidth<false>(c, dy, dz, sums);
 }
 
 // Columns of dense rows, [lanes][kColumns].
