@@ -128,6 +128,11 @@ Attributes attributes_of(const OperatorInfo& info, const nb::tuple& values) {
   return {info, map};
 }
 
+// What a forward call saves for its backward call.
+struct Saved {
+  Buffer memory;
+};
+
 // One call from Python: its arrays in the order of the table, those of gradients from above last.
 class Call {
  public:
@@ -152,6 +157,9 @@ class Call {
     call_.emplace(info_, attributes_, tensors, backward);
   }
 
+  void share(Saved* saved) {
+    if (saved != nullptr) call_->share(saved->memory);
+  }
   const OperatorInfo& info() const { return info_; }
   const std::vector<ResultInfo>& results() const { return call_->results(); }
 
@@ -196,8 +204,9 @@ class Call {
 // The outputs by name: the first, the final state (None if not asked for) and what else the
 // attributes call for.
 nb::dict outputs(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
-                 bool output_final_state, PyContext* context) {
+                 bool output_final_state, PyContext* context, Saved* saved) {
   Call call(index, arrays, attributes, /*backward=*/false);
+  call.share(saved);
   call.run(context_or_default(context),
            [&](const ResultInfo& result) { return output_final_state || !result.is_state; });
   nb::dict named;
@@ -216,7 +225,8 @@ nb::dict outputs(std::size_t index, const nb::tuple& arrays, const nb::tuple& at
 // The outputs in order: the first alone if there is no other, else a tuple.
 nb::object forward(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
                    bool output_final_state, PyContext* context) {
-  const nb::list results = outputs(index, arrays, attributes, output_final_state, context).values();
+  const nb::list results =
+      outputs(index, arrays, attributes, output_final_state, context, nullptr).values();
   return results.size() == 1 ? nb::object(results[0]) : nb::object(nb::tuple(results));
 }
 
@@ -271,8 +281,9 @@ nb::list infer(std::size_t index, const nb::tuple& tensors, const nb::tuple& att
 // The gradients of all inputs that were given, by name; with `wanted`, a bool for each input, of
 // those only.
 nb::dict vjp(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
-             PyContext* context, const std::optional<std::vector<bool>>& wanted) {
+             PyContext* context, const std::optional<std::vector<bool>>& wanted, Saved* saved) {
   Call call(index, arrays, attributes, /*backward=*/true);
+  call.share(saved);
   const std::vector<TensorInfo>& inputs = call.info().inputs;
   const auto is_wanted = [&](const ResultInfo& result) {
     if (!result.is_gradient || !wanted) return result.is_gradient;
@@ -346,12 +357,14 @@ nb::dict explain_law(const std::string& law, std::int64_t tokens, std::int64_t k
 
 void bind_operators(nb::module_& module) {
   module.def("table", table);
-  module.def("outputs", outputs, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  nb::class_<Saved>(module, "Saved").def(nb::init<>());
+  module.def("outputs", outputs, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
+             nb::arg("saved") = nb::none());
   module.def("infer", infer);
   module.def("forward", forward, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("step", step, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("vjp", vjp, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
-             nb::arg("wanted") = nb::none());
+             nb::arg("wanted") = nb::none(), nb::arg("saved") = nb::none());
   module.def(
       "draw_orthogonal_projection", draw_projection, nb::arg("seed"), nb::arg("rows"),
       nb::arg("keys"), nb::arg("norms") = "chi",

@@ -272,3 +272,13 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_examples_work_as_pasted(example):
     exec(compile(example, str(PAGE), "exec"), {"__name__": "example"})
+
+
+def test_a_retained_graph_goes_backward_again():
+    q, k, v = (torch.randn(1, 130, 2, 8, requires_grad=True) for _ in range(3))
+    g = (-torch.rand(1, 130, 2, 8)).requires_grad_()
+    o, _ = ouzel.torch.gla(q, k, v, g)
+    once = torch.autograd.grad(o.square().sum(), (q, k, v, g), retain_graph=True)
+    again = torch.autograd.grad(o.square().sum(), (q, k, v, g))
+    for a, b in zip(once, again):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)

@@ -41,6 +41,9 @@ class OperatorCall {
   // Puts each final state to the memory of its initial state, which must be given, writable and
   // float32. Throws Error(kInvalidArgument).
   void update_states();
+  // What a forward call leaves in `saved`, if its operator does, spares the backward call of the
+  // same inputs a part of its work.
+  void share(Buffer& saved) { saved_ = &saved; }
   // Once. Where all results are empty, nothing is computed, nor checked beyond what the table says.
   void run(Context& context);
 
@@ -51,6 +54,8 @@ class OperatorCall {
   bool backward() const { return backward_; }
   // False for a backward call whose caller wants gradients alone: forward need not be computed.
   bool wants_outputs() const { return !backward_ || outputs_wanted_; }
+  // Of share; null: nothing is.
+  Buffer* saved() const { return saved_; }
   // One token of each sequence, from states to states: what the step form of an operator is for.
   bool steps() const;
   // Makes the final states equal to the initial ones, for a step to update.
@@ -104,6 +109,7 @@ class OperatorCall {
   const Attributes& attributes_;
   bool backward_;
   bool outputs_wanted_ = false;
+  Buffer* saved_ = nullptr;
   std::optional<Segments> segments_;
   std::map<std::string, Extent> extents_;
   std::map<std::string, Taken> in_;  // inputs and gradients from above

@@ -61,9 +61,10 @@ void run_law(OperatorCall& call, const BoundLaw& law, RecurrenceInputs inputs,
   }
   inputs.initial_state = initial.view();
   inputs.segments = call.segments();
-  Buffer saved;
+  Buffer own;
+  Buffer& saved = call.saved() != nullptr ? *call.saved() : own;
   if (call.wants_outputs()) {
-    if (call.backward()) saved = Buffer(law.saved_bytes(inputs));
+    if (call.backward() || call.saved() != nullptr) saved = Buffer(law.saved_bytes(inputs));
     law.forward(inputs, {.o = call.out("o"),
                          .final_state = final.view(),
                          .weights = call.out("weights"),

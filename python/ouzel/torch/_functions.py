@@ -55,20 +55,20 @@ def export(operator, name, tensor):
         ) from error
 
 
-def compute(operator, tensors, attributes, states, context):
-    """The outputs by name."""
+def compute(operator, tensors, attributes, states, context, saved=None):
+    """The outputs by name. What spares the backward pass work is put into `saved`."""
     arrays = tuple([export(operator, *named) for named in zip(operator.inputs, tensors)])
     attributes = numbered(operator, attributes)
-    results = _core.outputs(operator.index, arrays, attributes, states, context)
+    results = _core.outputs(operator.index, arrays, attributes, states, context, saved)
     return {n: None if r is None else from_dlpack(r) for n, r in results.items()}
 
 
-def pull_back(operator, tensors, above, attributes, context, wanted):
+def pull_back(operator, tensors, above, attributes, context, wanted, saved=None):
     """The gradients of the inputs, in order, None where they are not wanted."""
     arrays = [export(operator, *named) for named in zip(operator.inputs, tensors)]
     arrays += [export(operator, *named) for named in zip(operator.upstream, above)]
     attributes = numbered(operator, attributes)
-    results = _core.vjp(operator.index, tuple(arrays), attributes, context, wanted)
+    results = _core.vjp(operator.index, tuple(arrays), attributes, context, wanted, saved)
     return [from_dlpack(results[n]) if w else None for n, w in zip(operator.gradients, wanted)]
 
 
@@ -107,15 +107,15 @@ class Differentiable(_Function):
     """An operator with its backward pass."""
 
     @staticmethod
-    def compute(operator, attributes, states, context, *tensors):
+    def compute(operator, attributes, states, context, saved, *tensors):
         if operator.registered is not None and _is_traced(tensors):
             return _call_registered(operator, tensors, attributes, states, context)
-        return tuple(compute(operator, tensors, attributes, states, context).values())
+        return tuple(compute(operator, tensors, attributes, states, context, saved).values())
 
     @staticmethod
     def keep(ctx, inputs, results):
-        operator, attributes, _, context, *tensors = inputs
-        ctx.operator, ctx.rest = operator, (attributes, context)
+        operator, attributes, _, context, saved, *tensors = inputs
+        ctx.operator, ctx.rest, ctx.saved = operator, (attributes, context), saved
         ctx.above = gradients_above(operator, attributes)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
@@ -127,12 +127,14 @@ class Differentiable(_Function):
     def backward(ctx, *results):
         tensors, above = ctx.saved_tensors, dict(zip(ctx.above, results))
         upstream = [above.get(name) for name in ctx.operator.upstream]
-        wanted = ctx.needs_input_grad[4:]
+        wanted = ctx.needs_input_grad[5:]
         if torch.is_grad_enabled() or _any_transform():
             gradients = _Once.of(ctx.operator, *ctx.rest, wanted, *tensors, *upstream)
         else:
-            gradients = pull_back(ctx.operator, tensors, upstream, *ctx.rest, wanted)
-        return None, None, None, None, *gradients
+            # Freed with the tensors; a graph that is retained goes on without.
+            saved, ctx.saved = ctx.saved, None
+            gradients = pull_back(ctx.operator, tensors, upstream, *ctx.rest, wanted, saved)
+        return None, None, None, None, None, *gradients
 
 
 class _Once(_Function):
@@ -251,7 +253,7 @@ def call(operator, tensors, attributes, states, context):
         return results if len(results) > 1 else results[0]
     attributes = numbered(operator, attributes)
     if with_gradients or _any_transform():
-        results = Differentiable.of(operator, attributes, states, context, *tensors)
+        results = Differentiable.of(operator, attributes, states, context, _core.Saved(), *tensors)
     else:
         results = tuple(compute(operator, tensors, attributes, states, context).values())
     return results if len(results) > 1 else results[0]

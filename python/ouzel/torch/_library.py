@@ -102,7 +102,7 @@ class Registered:
         """The call under torch.func, whose levels take it apart."""
         tensors, (*attributes, states) = arguments[: self.inputs], arguments[self.inputs :]
         results = _functions.Differentiable.of(
-            self.operator, tuple(attributes), states, None, *tensors
+            self.operator, tuple(attributes), states, None, None, *tensors
         )
         return [result for result in results if result is not None]
 
