@@ -171,7 +171,7 @@ static_assert(kHistory == kRwkv4History);
 template <int kCount, class Lanes>
 HWY_INLINE void Recompute(D d, Lanes lanes, const TokenRange& range, const Rwkv4Rows& rows,
                           const TokenRows<const float>& d_o, int64_t first, const Rwkv4State& start,
-                          float* history) {
+                          float* history, Ahead& ahead) {
   V eps[kCount], eps_low[kCount], alpha[kCount], beta[kCount], k[kCount], v[kCount];
   V power[kCount], part[kCount], keep[kCount], add[kCount], past[kCount], now[kCount];
   hn::Mask<D> holds[kCount], kept[kCount];
@@ -184,12 +184,10 @@ HWY_INLINE void Recompute(D d, Lanes lanes, const TokenRange& range, const Rwkv4
     beta[j] = lanes.Load(d, start.beta + i);
   }
   for (int64_t t = 0; t < range.tokens; ++t) {
+    fetch_ahead({rows.k, rows.v, d_o}, kCount * kLanes, range.channels, ahead);
     OUZEL_UNROLL
     for (int j = 0; j < kCount; ++j) {
       const int64_t i = first + j * kLanes;
-      for (const TokenRows<const float>& list : {rows.k, rows.v, d_o}) {
-        hwy::Prefetch(list.data + (t - kRwkv4Tokens) * list.stride + i);  // of the next call
-      }
       k[j] = lanes.Load(d, rows.k.data + t * rows.k.stride + i);
       v[j] = lanes.Load(d, rows.v.data + t * rows.v.stride + i);
     }
@@ -306,8 +304,9 @@ void Rwkv4Backward(const TokenRange& range, const Rwkv4Rows& rows, const Rwkv4St
                    TokenRows<const float> d_o, const Rwkv4GradRows& grads, const Rwkv4State& s,
                    float* history) {
   const D d;
+  Ahead ahead{-kRwkv4Tokens, 0};
   ForGroups<kGroup>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR {
-    Recompute<count>(d, lanes, range, rows, d_o, first, start, history);
+    Recompute<count>(d, lanes, range, rows, d_o, first, start, history, ahead);
     Return<count>(d, lanes, range, rows, d_o, first, history, grads, s);
   });
   if (range.stream) hwy::FlushStream();

@@ -10,10 +10,12 @@
 #endif
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
+#include "src/kernels/elementwise.h"
 #include "src/kernels/math-inl.h"
 #include "src/kernels/two_part-inl.h"
 #include "src/kernels/unroll.h"
@@ -139,6 +141,26 @@ HWY_INLINE void two_sigmoids(D d, V* x, V* y) {
 // Asks for the row that comes two strides later: blocks of channels are too short for the processor
 // to see where the next row begins.
 HWY_INLINE void fetch(const float* row, std::int64_t stride) { hwy::Prefetch(row + 2 * stride); }
+
+// Where to fetch next, counted from the first token and channel of a call on.
+struct Ahead {
+  std::int64_t token, channel;
+};
+// Asks for `count` numbers of each list and goes on in the order of memory, in which the processor
+// fetches by itself too: kernels that go along the tokens would ask for the smallest pieces.
+HWY_INLINE void fetch_ahead(std::initializer_list<TokenRows<const float>> lists, std::int64_t count,
+                            std::int64_t channels, Ahead& at) {
+  for (const TokenRows<const float>& list : lists) {
+    for (std::int64_t i = 0; i < count; i += 16) {
+      hwy::Prefetch(list.data + at.token * list.stride + at.channel + i);
+    }
+  }
+  at.channel += count;
+  if (at.channel >= channels) {
+    at.channel = 0;
+    ++at.token;
+  }
+}
 
 // s += x
 template <class D, class V = hn::Vec<D>>

@@ -12,7 +12,6 @@ namespace ouzel {
 namespace {
 
 constexpr std::int64_t kBlock = 512;
-constexpr std::int64_t kBackwardBlock = 128;
 constexpr float kNothingYet = -1e38f;  // eps before the first token
 
 // The call's shapes and its inputs as typed views.
@@ -123,7 +122,7 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
   const auto d_first = view_of<float, 4>(c.op, "d_initial", grads.initial_state, c.states);
 
   // A task owns channels of all sequences, whose parameters they share.
-  const ChannelBlocks blocks(c.sequences.count(), c.channels, kBackwardBlock);
+  const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);
   const std::int64_t width = blocks.width();
   std::int64_t longest = 0;
   for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
@@ -144,7 +143,7 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
     float* memory[5];
     for (std::size_t i = 0; i < 5; ++i) memory[i] = scratch.take<float>(sizes[i]);
     const auto [state, d_state, sums, kept, work] = memory;
-    const std::int64_t channels = blocks.block(0, task).channels, first = task * kBackwardBlock;
+    const std::int64_t channels = blocks.block(0, task).channels, first = task * kBlock;
     const std::int64_t size = kRwkv4Parts * channels;
     load(nullptr, 4 * channels, sums);
     for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
