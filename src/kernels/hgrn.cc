@@ -35,33 +35,34 @@ float HgrnForward(const TokenRange& range, TokenRows<const float> x_rows,
     const float* xt = x_rows.data + t * x_rows.stride;
     const float* gt = g_rows.data + t * g_rows.stride;
     float* ot = o.data + t * o.stride;
-    ForGroups<kGroup>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
-      constexpr int kCount = count;
-      V gate[kCount], power[kCount], part[kCount], h[kCount], rest[kCount], x[kCount];
-      hn::Mask<D> kept[kCount];
-      OUZEL_UNROLL
-      for (int j = 0; j < kCount; ++j) {
-        const int64_t i = first + j * kLanes;
-        fetch(xt + i, x_rows.stride);
-        fetch(gt + i, g_rows.stride);
-        gate[j] = lanes.Load(d, gt + i);
-        top = math::at_least(d, gate[j], top);
-        gate[j] = math::at_most(d, hn::Zero(d), gate[j]);
-        h[j] = lanes.Load(d, high + i);
-        rest[j] = lanes.Load(d, low + i);
-        x[j] = lanes.Load(d, xt + i);
-      }
-      decay_parts<kCount>(d, gate, kept, power, part);
-      decay_sums<kCount>(d, h, rest, kept, power, part, x);
-      round_sums<kCount>(d, h, rest);
-      OUZEL_UNROLL
-      for (int j = 0; j < kCount; ++j) {
-        const int64_t i = first + j * kLanes;
-        lanes.Store(h[j], d, high + i);
-        lanes.Store(rest[j], d, low + i);
-        lanes.Output(h[j], d, ot + i, range.stream);
-      }
-    });
+    ForGroups<kGroup>(
+        d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
+          constexpr int kCount = count;
+          V gate[kCount], power[kCount], part[kCount], h[kCount], rest[kCount], x[kCount];
+          hn::Mask<D> kept[kCount];
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            fetch(xt + i, x_rows.stride);
+            fetch(gt + i, g_rows.stride);
+            gate[j] = lanes.Load(d, gt + i);
+            top = math::at_least(d, gate[j], top);
+            gate[j] = math::at_most(d, hn::Zero(d), gate[j]);
+            h[j] = lanes.Load(d, high + i);
+            rest[j] = lanes.Load(d, low + i);
+            x[j] = lanes.Load(d, xt + i);
+          }
+          decay_parts<kCount>(d, gate, kept, power, part);
+          decay_sums<kCount>(d, h, rest, kept, power, part, x);
+          round_sums<kCount>(d, h, rest);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            lanes.Store(h[j], d, high + i);
+            lanes.Store(rest[j], d, low + i);
+            lanes.Output(h[j], d, ot + i, range.stream);
+          }
+        });
   }
   if (range.stream) hwy::FlushStream();
   return hn::GetLane(hn::MaxOfLanes(d, top));
@@ -76,42 +77,44 @@ void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<c
     const float* gt = g.data + t * g.stride;
     const float* before = t > 0 ? h.data + (t - 1) * h.stride : h0;
     const float* d_ot = d_o.data + t * d_o.stride;
-    ForGroups<kGroup>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
-      constexpr int kCount = count;
-      V gate[kCount], power[kCount], part[kCount], dh[kCount], rest[kCount], zeros[kCount];
-      hn::Mask<D> kept[kCount];
-      OUZEL_UNROLL
-      for (int j = 0; j < kCount; ++j) {
-        const int64_t i = first + j * kLanes;
-        fetch(gt + i, -g.stride);
-        fetch(before + i, -h.stride);
-        fetch(d_ot + i, -d_o.stride);
-        zeros[j] = hn::Zero(d);
-        gate[j] = math::at_most(d, zeros[j], lanes.Load(d, gt + i));
-        dh[j] = lanes.Load(d, high + i);
-        rest[j] = hn::Add(lanes.Load(d, d_ot + i), lanes.Load(d, low + i));
-      }
-      decay_parts<kCount>(d, gate, kept, power, part);
-      round_sums<kCount>(d, dh, rest);
-      OUZEL_UNROLL
-      for (int j = 0; j < kCount; ++j) {
-        const int64_t i = first + j * kLanes;
-        if (dx.data != nullptr) lanes.Output(dh[j], d, dx.data + t * dx.stride + i, range.stream);
-        if (dg.data == nullptr) continue;
-        const V factor = decay_factor(d, kept[j], power[j], part[j]);
-        const V product = hn::Mul(hn::Mul(dh[j], factor), lanes.Load(d, before + i));
-        lanes.Output(hn::IfThenElseZero(kept[j], product), d, dg.data + t * dg.stride + i,
-                     range.stream);
-      }
-      decay_sums<kCount>(d, dh, rest, kept, power, part, zeros);
-      round_sums<kCount>(d, dh, rest);
-      OUZEL_UNROLL
-      for (int j = 0; j < kCount; ++j) {
-        const int64_t i = first + j * kLanes;
-        lanes.Store(dh[j], d, high + i);
-        lanes.Store(rest[j], d, low + i);
-      }
-    });
+    ForGroups<kGroup>(
+        d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
+          constexpr int kCount = count;
+          V gate[kCount], power[kCount], part[kCount], dh[kCount], rest[kCount], zeros[kCount];
+          hn::Mask<D> kept[kCount];
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            fetch(gt + i, -g.stride);
+            fetch(before + i, -h.stride);
+            fetch(d_ot + i, -d_o.stride);
+            zeros[j] = hn::Zero(d);
+            gate[j] = math::at_most(d, zeros[j], lanes.Load(d, gt + i));
+            dh[j] = lanes.Load(d, high + i);
+            rest[j] = hn::Add(lanes.Load(d, d_ot + i), lanes.Load(d, low + i));
+          }
+          decay_parts<kCount>(d, gate, kept, power, part);
+          round_sums<kCount>(d, dh, rest);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            if (dx.data != nullptr)
+              lanes.Output(dh[j], d, dx.data + t * dx.stride + i, range.stream);
+            if (dg.data == nullptr) continue;
+            const V factor = decay_factor(d, kept[j], power[j], part[j]);
+            const V product = hn::Mul(hn::Mul(dh[j], factor), lanes.Load(d, before + i));
+            lanes.Output(hn::IfThenElseZero(kept[j], product), d, dg.data + t * dg.stride + i,
+                         range.stream);
+          }
+          decay_sums<kCount>(d, dh, rest, kept, power, part, zeros);
+          round_sums<kCount>(d, dh, rest);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            lanes.Store(dh[j], d, high + i);
+            lanes.Store(rest[j], d, low + i);
+          }
+        });
   }
   if (range.stream) hwy::FlushStream();
 }
