@@ -20,22 +20,23 @@ constexpr std::int64_t kTokens = 2048, kHeads = 16;
 
 // Arrays [1, T, H, D] of one call and, when its position is not 0, the state that it goes on from.
 struct Problem {
-  Problem(std::int64_t d, std::int64_t position)
+  Problem(std::int64_t d, std::int64_t position, std::int64_t heads = kHeads)
       : d(d),
-        q(1, {1, kTokens, kHeads, d}),
-        k(2, {1, kTokens, kHeads, d}),
-        v(3, {1, kTokens, kHeads, d}),
-        o(Data::empty({1, kTokens, kHeads, d})),
+        heads(heads),
+        q(1, {1, kTokens, heads, d}),
+        k(2, {1, kTokens, heads, d}),
+        v(3, {1, kTokens, heads, d}),
+        o(Data::empty({1, kTokens, heads, d})),
         // A sum of `position` terms of unit variance, and what float32 lost of it.
-        s(4, {kHeads, d, d}, std::sqrt(static_cast<double>(position))),
-        residue(5, {kHeads, d, d}, std::sqrt(static_cast<double>(position)) * 0x1p-26) {
+        s(4, {heads, d, d}, std::sqrt(static_cast<double>(position))),
+        residue(5, {heads, d, d}, std::sqrt(static_cast<double>(position)) * 0x1p-26) {
     inputs.q = q.tensor();
     inputs.k = k.tensor();
     inputs.v = v.tensor();
     if (position != 0) {
       sequence = {.s = s.data(), .s_residue = residue.data(), .position = position};
       inputs.initial_state = {.sequences = {&sequence, 1},
-                              .heads = kHeads,
+                              .heads = heads,
                               .keys = d,
                               .values = d,
                               .head_stride = d * d,
@@ -44,21 +45,21 @@ struct Problem {
     outputs.o = o.tensor();
   }
   double flops(double factor) const {
-    return factor * static_cast<double>(kTokens * kHeads * d * d);
+    return factor * static_cast<double>(kTokens * heads * d * d);
   }
   Row row(const char* op, const char* pass, std::string variant) const {
     return {.op = op,
             .pass = pass,
             .variant = std::move(variant),
             .B = 1,
-            .H = kHeads,
+            .H = heads,
             .T = kTokens,
             .K = d,
             .V = d,
             .clock = "one call, from the strided arrays to the strided arrays"};
   }
 
-  std::int64_t d;
+  std::int64_t d, heads;
   Data q, k, v, o, s, residue;
   SequenceState sequence;
   RecurrenceInputs inputs;
@@ -127,9 +128,9 @@ Row backward(const typename Law::Options& options, std::string variant, std::int
   return row;
 }
 
-// The same call on one thread and on two.
-Row scaling(std::int64_t d, const CaseOptions& bench) {
-  Problem p(d, 0);
+// The same call on one thread and on two. The columns of one head's state are tasks.
+Row scaling(std::int64_t d, std::int64_t heads, const CaseOptions& bench) {
+  Problem p(d, 0, heads);
   Context one = bench.context(1), two = bench.context(2);
   Row row = p.row(LinearAttention::kName, "forward", "identity, two threads over one");
   row.clock = "one call; ratio: one thread's time over that of two";
@@ -170,7 +171,12 @@ void add_recurrence_cases(std::vector<Case>& cases) {
     add("retention/backward", d,
         [=](const CaseOptions& bench) { return backward<Retention>({}, "", d, bench); });
   }
-  add("linear_attention/threads", 64, [](const CaseOptions& bench) { return scaling(64, bench); });
+  for (const std::int64_t d : {64, 128}) {
+    add("linear_attention/threads", d,
+        [=](const CaseOptions& bench) { return scaling(d, kHeads, bench); });
+    add("linear_attention/threads/one_head", d,
+        [=](const CaseOptions& bench) { return scaling(d, 1, bench); });
+  }
 }
 
 }  // namespace ouzel::bench
