@@ -40,7 +40,7 @@ HeadsTasks::HeadsTasks(const RecurrenceShape& shape, std::int64_t heads, std::in
     : sequences_(shape.sequences),
       heads_(heads),
       groups_(side_by_side ? head_groups(shape, heads, rows, columns, threads) : heads),
-      columns_(columns, sequences_ * groups_, may_split && threads > 1 && groups_ == heads) {}
+      columns_(columns, sequences_ * groups_, may_split && groups_ == heads, threads) {}
 
 HeadsTask HeadsTasks::operator[](std::int64_t task) const {
   const std::int64_t c = task % columns_.count(), group = task / columns_.count();

@@ -77,7 +77,7 @@ void law_rows_scan(Context& context, const LawCall& call, const RecurrenceInputs
                    const RecurrenceOutputs& outputs, const LawTensor& o) {
   const RecurrenceShape& shape = call.shape();
   const std::int64_t states = shape.sequences * shape.value_heads;
-  const ColumnGroups groups(shape.values, states, true);
+  const ColumnGroups groups(shape.values, states, true, context.threads());
   const std::int64_t side_by_side = heads_of_task(shape, groups, context.threads());
   const std::int64_t head_groups = (shape.value_heads + side_by_side - 1) / side_by_side;
   ScratchCounter counter;

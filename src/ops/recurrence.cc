@@ -240,7 +240,7 @@ struct Forward {
 void run_states(Context& context, const Forward& forward, bool may_split) {
   const RecurrenceShape& shape = forward.shape;
   const std::int64_t states = shape.sequences * shape.value_heads;
-  const ColumnGroups columns(shape.values, states, may_split);
+  const ColumnGroups columns(shape.values, states, may_split, context.threads());
   ScratchCounter counter;
   ForwardBuffers(counter, forward.spec, shape, columns.width);
   context.impl().reserve(counter.bytes());

@@ -64,9 +64,11 @@ void Backward::run() {
   // The adjoints of the normaliser and of most maps need whole rows.
   const bool split = !spec_.normalize && is_elementwise(spec_.map.kind);
   const std::int64_t groups = sequence_groups_;
-  const ColumnGroups query_columns(shape_.features, groups * shape_.query_heads, split);
-  const ColumnGroups key_columns(shape_.features, groups * shape_.key_heads, split);
-  const ColumnGroups value_columns(shape_.values, shape_.sequences * shape_.value_heads, true);
+  const int threads = context_.threads();
+  const ColumnGroups query_columns(shape_.features, groups * shape_.query_heads, split, threads);
+  const ColumnGroups key_columns(shape_.features, groups * shape_.key_heads, split, threads);
+  const ColumnGroups value_columns(shape_.values, shape_.sequences * shape_.value_heads, true,
+                                   threads);
   const HeadsTasks query_heads = heads_tasks(Gradient::kQ), key_heads = heads_tasks(Gradient::kK),
                    value_heads = heads_tasks(Gradient::kV);
   const auto count = [this](bool wanted, Gradient gradient, const HeadsTasks& heads,

@@ -246,10 +246,15 @@ void zero_gaps(const RecurrenceShape& shape, std::int64_t batch_row, const Tenso
   zero(end, shape.tokens);
 }
 
-ColumnGroups::ColumnGroups(std::int64_t columns, std::int64_t tasks, bool may_split)
+ColumnGroups::ColumnGroups(std::int64_t columns, std::int64_t tasks, bool may_split,
+                           std::int64_t threads)
     : columns(columns), width(columns) {
-  // 16 tasks keep eight threads busy to nine tenths; packing once a head saves more than more do.
-  if (may_split && tasks < 16) width = std::min(columns, kSlab);
+  if (!may_split) return;
+  const std::int64_t slabs = (columns + kSlab - 1) / kSlab;
+  std::int64_t groups = 1;
+  // All threads have as many, or some of them one more than seven others have.
+  while (groups < slabs && tasks * groups % threads != 0 && tasks * groups < 8 * threads) ++groups;
+  width = std::min(columns, (slabs + groups - 1) / groups * kSlab);
 }
 
 }  // namespace ouzel

@@ -167,11 +167,12 @@ bool is_streamed(std::int64_t count, const Rows<float>& rows, std::int64_t colum
 std::int64_t gap_tasks(const RecurrenceShape& shape);
 void zero_gaps(const RecurrenceShape& shape, std::int64_t batch_row, const Tensor& x);
 
-// Groups of columns that one task computes: all of them where there are tasks enough, else slabs.
-// Columns of a state never meet, so this changes nothing but the time.
+// Groups of columns that one task computes: all of them where there are tasks enough, else whole
+// slabs, as few groups as give every thread its share: each packs the keys again. Columns of a
+// state never meet, so this changes nothing but the time.
 struct ColumnGroups {
   std::int64_t columns = 0, width = 0;
-  ColumnGroups(std::int64_t columns, std::int64_t tasks, bool may_split);
+  ColumnGroups(std::int64_t columns, std::int64_t tasks, bool may_split, std::int64_t threads);
   std::int64_t count() const { return (columns + width - 1) / width; }
   std::int64_t begin(std::int64_t group) const { return group * width; }
   std::int64_t size(std::int64_t group) const {
