@@ -407,12 +407,19 @@ void DecayMinus1(std::int64_t count, const float* g, float* factor_minus_1) {
 
 bool AllFinite(std::int64_t count, const float* x) {
   const D d;
-  V sum = hn::Zero(d);
-  for (std::int64_t i = 0; i < count; i += kLanes) {
-    const V y = load_first(d, x + i, count - i);
-    sum = hn::Add(sum, hn::Sub(y, y));
+  constexpr std::int64_t kChains = 4;  // one would be waited for
+  V sum[kChains];
+  OUZEL_UNROLL
+  for (int i = 0; i < kChains; ++i) sum[i] = hn::Zero(d);
+  const auto add = [&](V& to, V y) HWY_ATTR { to = hn::Add(to, hn::Sub(y, y)); };
+  std::int64_t i = 0;
+  for (; i + kChains * kLanes <= count; i += kChains * kLanes) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kChains; ++j) add(sum[j], hn::LoadU(d, x + i + j * kLanes));
   }
-  return hn::AllTrue(d, hn::Eq(sum, sum));
+  for (; i < count; i += kLanes) add(sum[0], load_first(d, x + i, count - i));
+  const V all = hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
+  return hn::AllTrue(d, hn::Eq(all, all));
 }
 
 }  // namespace ouzel::HWY_NAMESPACE

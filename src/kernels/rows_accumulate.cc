@@ -28,11 +28,11 @@ HWY_INLINE void accumulate(D d, const AccumulateArgs& a, const TileJob& job,
   for (std::int64_t n = 0; n < rows; ++n, near += job.next.stride) {
     __builtin_prefetch(near, 0, 2);
     const std::int64_t t = kReverse ? rows - 1 - n : n;
-    if (kDecayFirst && HWY_UNLIKELY(decay.at[t])) decay_row(d, s, decay, t);
+    if (kDecayFirst && HWY_UNLIKELY(decay.of_rows())) decay_row(d, s, decay, t);
     for (std::int64_t i = 0; i < a.writes; ++i) {
       write(d, s, keys + (i * rows + t) * a.key_pitch, values + (i * rows + t) * a.value_pitch);
     }
-    if (!kDecayFirst && HWY_UNLIKELY(decay.at[t])) decay_row(d, s, decay, t);
+    if (!kDecayFirst && HWY_UNLIKELY(decay.of_rows())) decay_row(d, s, decay, t);
   }
 }
 

@@ -185,8 +185,8 @@ void scale_values(const float* factor, std::int64_t keys, float* slab) {
 void decay(const ErasingArgs& a, std::int64_t row, std::int64_t column, const Columns& slab) {
   for (float* part : {slab.s, slab.low}) {
     if (part == nullptr) continue;
-    if (a.folds != nullptr && a.folds->fold[row]) {
-      scale_keys(*a.folds, a.folds->factor + row * a.folds->pitch, a.keys, kColumns, part);
+    if (const float* factor = a.key_decay(row)) {
+      scale_keys(*a.folds, factor, a.keys, kColumns, part);
     }
     if (a.value_decay != nullptr) {
       scale_values(a.value_decay + row * a.value_pitch + column, a.keys, part);
@@ -196,7 +196,7 @@ void decay(const ErasingArgs& a, std::int64_t row, std::int64_t column, const Co
 
 // From Lambda = 1 at a chunk's begin to S itself at its end, or into G~ from G at its end.
 void leave(const ErasingArgs& a, Columns slab) {
-  if (a.folds == nullptr) return;
+  if (a.folds == nullptr || a.folds->lambda == nullptr) return;
   const Folds& folds = *a.folds;
   const float* lambda = folds.lambda + folds.rows * folds.pitch;
   if (slab.low == nullptr) {
@@ -206,7 +206,6 @@ void leave(const ErasingArgs& a, Columns slab) {
   const D d;
   for (std::int64_t key = 0; key < a.keys; ++key, slab = slab.at(kValueSlab)) {
     const std::int64_t i = folds.per_key ? key : 0;
-    // Near 1 Lambda is e^total: nothing was folded.
     const V factor = hn::Set(d, lambda[i]), minus_1 = math::expm1(d, hn::Set(d, folds.total[i]));
     for (std::int64_t c = 0; c < kValueSlab; c += kLanes) {
       const V s = hn::Load(d, slab.s + c);
@@ -262,13 +261,13 @@ HWY_INLINE void strengths(D d, const ErasingArgs& a, std::int64_t row, std::int6
   }
 }
 
-// A block: rows as they stand before its first one, and what it does to the state. With folds
-// within, reads are multiplied by the folds since its begin and writes by those to its end.
+// A block's rows, and what it multiplies the state by: see ErasingArgs. One row does so itself.
 struct Block {
   const float *q, *k, *e, *b, *factor;  // factor null: 1
 
-  Block(const ErasingArgs& a, std::int64_t row) : q(a.q), k(a.k), e(a.e), b(a.b), factor(nullptr) {
-    if (a.folded[row]) {
+  Block(const ErasingArgs& a, std::int64_t row, std::int64_t rows)
+      : q(a.q), k(a.k), e(a.e), b(a.b), factor(nullptr) {
+    if (rows > 1 && a.key_decay(row) != nullptr) {
       q = a.block_q, k = a.block_k, e = a.block_e, b = a.block_b;
       factor = a.block_factor + row * a.key_pitch;
     }
@@ -282,7 +281,7 @@ template <int kRows, bool kGeneral>
 HWY_NOINLINE void forward(const ErasingArgs& a, std::int64_t row, std::int64_t column,
                           const Columns& slab) {
   const D d;
-  const Block block(a, row);
+  const Block block(a, row, kRows);
   const std::int64_t at = row * a.value_pitch + column;
   if (kRows == 1 && !a.before) decay(a, row, column, slab);
   Values<kRows> r, written;
@@ -307,7 +306,7 @@ template <int kRows, bool kGeneral>
 HWY_NOINLINE void backward(const ErasingArgs& a, std::int64_t row, std::int64_t column,
                            const Columns& slab) {
   const D d;
-  const Block block(a, row);
+  const Block block(a, row, kRows);
   const std::int64_t query = a.rows * a.key_pitch, values = a.rows * a.value_pitch;
   const float* output_grad = a.output_grad + row * a.value_pitch + column;
   Values<kRows> dv, dr, upstream;
@@ -361,14 +360,13 @@ HWY_NOINLINE void backward(const ErasingArgs& a, std::int64_t row, std::int64_t 
   if (!a.before) decay(a, row, column, slab);
 }
 
-// A fold before a row, of the vector of keys from `key` on; null: none.
-HWY_INLINE const float* fold_of(const ErasingArgs& a, std::int64_t row, std::int64_t key) {
-  if (a.folds == nullptr || !a.folds->fold[row]) return nullptr;
-  return a.folds->factor + row * a.folds->pitch + (a.folds->per_key ? key : 0);
+// x times the decay of a row, of the vector of keys from `key` on.
+HWY_INLINE V decayed(D d, const ErasingArgs& a, std::int64_t row, std::int64_t key, V x) {
+  return hn::Mul(x, hn::Load(d, a.key_decay(row) + (a.folds->per_key ? key : 0)));
 }
 
 // The inner products of the rows x of a block with those of y that stand before them, and with
-// their own; with the folds between, that of x's row only if it is `after` that.
+// their own; with the decays between, that of x's row only if it is `after` that.
 template <int kRows>
 HWY_INLINE void block_products(const ErasingArgs& a, const float* x, const float* y,
                                std::int64_t begin, bool after, float* out) {
@@ -381,7 +379,7 @@ HWY_INLINE void block_products(const ErasingArgs& a, const float* x, const float
   }
   x += begin * a.key_pitch;
   y += begin * a.key_pitch;
-  const bool folded = a.folded[begin];
+  const bool decays = a.key_decay(begin) != nullptr;
   for (std::int64_t key = 0; key < a.keys; key += kLanes) {
     V other[kRows];
     OUZEL_UNROLL
@@ -391,9 +389,7 @@ HWY_INLINE void block_products(const ErasingArgs& a, const float* x, const float
       V row = hn::Load(d, x + t * a.key_pitch + key);
       OUZEL_UNROLL
       for (int i = t; i >= 0; --i) {
-        if (i < t && folded && (after || i + 1 < t)) {
-          if (const float* f = fold_of(a, begin + i + 1, key)) row = hn::Mul(row, hn::Load(d, f));
-        }
+        if (i < t && decays && (after || i + 1 < t)) row = decayed(d, a, begin + i + 1, key, row);
         sums[t][i] = hn::MulAdd(row, other[i], sums[t][i]);
       }
     }
@@ -405,14 +401,17 @@ HWY_INLINE void block_products(const ErasingArgs& a, const float* x, const float
 
 void products(const ErasingArgs& a, const float* x, const float* y, bool after, float* out) {
   for (std::int64_t t = 0, end; t < a.rows; t = end) {
-    for (end = t + 1; !a.first[end];) ++end;
+    end = block_end(a.rows, a.four, t);
     end - t == kRowBlock ? block_products<kRowBlock>(a, x, y, t, after, out)
                          : block_products<1>(a, x, y, t, after, out);
   }
 }
 
-// The rows of a block with folds within: see Block.
-void fold_block(const ErasingArgs& a, std::int64_t begin) {
+// Whether q reads a row's state after its decay.
+bool reads_after(const ErasingArgs& a) { return !a.before || a.e != nullptr; }
+
+// The rows of a block times its decays: see ErasingArgs.
+void decay_block(const ErasingArgs& a, std::int64_t begin, std::int64_t end) {
   const D d;
   const std::int64_t query = a.rows * a.key_pitch;
   for (std::int64_t key = 0; key < a.keys; key += kLanes) {
@@ -421,25 +420,25 @@ void fold_block(const ErasingArgs& a, std::int64_t begin) {
       const std::int64_t at = t * a.key_pitch + key;
       hn::Store(hn::Mul(product, hn::Load(d, from + at)), d, to + at);
     };
-    const auto fold = [&](V product, std::int64_t t) HWY_ATTR {
-      const float* f = fold_of(a, t, key);
-      return f == nullptr ? product : hn::Mul(product, hn::Load(d, f));
-    };
-    V product = hn::Set(d, 1.0f);
-    for (std::int64_t t = begin; t < begin + kRowBlock; ++t) {
-      if (a.before) scaled(product, a.e, a.block_e, t);
-      product = fold(product, t);
-      if (!a.before) scaled(product, a.e, a.block_e, t);
+    const auto scaled_queries = [&](V product, std::int64_t t) HWY_ATTR {
       for (std::int64_t n = 0; a.qk != nullptr && n < a.queries; ++n) {
         scaled(product, a.q + n * query, a.block_q + n * query, t);
       }
+    };
+    V product = hn::Set(d, 1.0f);
+    for (std::int64_t t = begin; t < end; ++t) {
+      if (!reads_after(a)) scaled_queries(product, t);
+      if (a.before) scaled(product, a.e, a.block_e, t);
+      product = decayed(d, a, t, key, product);
+      if (!a.before) scaled(product, a.e, a.block_e, t);
+      if (reads_after(a)) scaled_queries(product, t);
     }
     hn::Store(product, d, a.block_factor + begin * a.key_pitch + key);
     product = hn::Set(d, 1.0f);
-    for (std::int64_t t = begin + kRowBlock - 1; t >= begin; --t) {
+    for (std::int64_t t = end - 1; t >= begin; --t) {
       scaled(product, a.k, a.block_k, t);
       scaled(product, a.b, a.block_b, t);
-      product = fold(product, t);
+      product = decayed(d, a, t, key, product);
     }
   }
 }
@@ -448,16 +447,19 @@ void fold_block(const ErasingArgs& a, std::int64_t begin) {
 
 void BlockProducts(const ErasingArgs& a) {
   const std::int64_t query = a.rows * a.key_pitch;
-  for (std::int64_t t = 0; t < a.rows; ++t) {
-    if (a.first[t] && a.folded[t]) fold_block(a, t);
+  if (a.four && a.key_decay(0) != nullptr) {
+    for (std::int64_t t = 0, end; t < a.rows; t = end) {
+      end = block_end(a.rows, a.four, t);
+      decay_block(a, t, end);
+    }
   }
-  if (!a.erase_products_stand) {
+  if (a.e != nullptr && !a.erase_products_stand) {
     products(a, a.e, a.k, !a.before, a.ek);
     if (a.b != nullptr) products(a, a.e, a.b, !a.before, a.eb);
   }
   if (a.qk == nullptr) return;
   for (std::int64_t n = 0; n < a.queries; ++n) {
-    products(a, a.q + n * query, a.k, true, a.qk + n * a.rows * kRowBlock);
+    products(a, a.q + n * query, a.k, reads_after(a), a.qk + n * a.rows * kRowBlock);
     if (a.b != nullptr) products(a, a.q + n * query, a.b, true, a.qb + n * a.rows * kRowBlock);
   }
 }
@@ -467,7 +469,7 @@ void forward_slabs(const ErasingArgs& a) {
   for (std::int64_t value = 0; value < a.values; value += kValueSlab) {
     const Columns slab = Columns{a.state, a.low}.at(value * a.keys);
     for (std::int64_t t = 0, end; t < a.rows; t = end) {
-      for (end = t + 1; !a.first[end];) ++end;
+      end = block_end(a.rows, a.four, t);
       for (std::int64_t c = 0; c < kValueSlab; c += kColumns) {
         end - t == kRowBlock ? forward<kRowBlock, kGeneral>(a, t, value + c, slab.at(c))
                              : forward<1, kGeneral>(a, t, value + c, slab.at(c));
@@ -483,7 +485,7 @@ void backward_slabs(const ErasingArgs& a) {
     const Columns slab = Columns{a.state, a.low}.at(value * a.keys);
     leave(a, slab);
     for (std::int64_t t = a.rows, begin; t > 0; t = begin) {
-      for (begin = t - 1; !a.first[begin];) --begin;
+      begin = block_begin(a.rows, a.four, t);
       for (std::int64_t c = 0; c < kValueSlab; c += kColumns) {
         t - begin == kRowBlock ? backward<kRowBlock, kGeneral>(a, begin, value + c, slab.at(c))
                                : backward<1, kGeneral>(a, begin, value + c, slab.at(c));

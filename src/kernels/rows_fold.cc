@@ -21,8 +21,6 @@ namespace {
 using D = hn::CappedTag<float, 16>;
 using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = HWY_MIN(HWY_LANES(float), 16);
-// Below this in any channel the running product is folded into the state.
-constexpr float kLeast = 0x1p-60f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // 1 / x to about an ulp: a division would take as long as all else that is done to a row.
@@ -56,55 +54,85 @@ HWY_INLINE void fold_row(const FoldRowsArgs& a, std::int64_t t, const float* in,
 
 }  // namespace
 
-float FoldDecays(const float* g, const Folds& f) {
+float LeastDecay(const float* g, const Folds& f) {
   const D d;
-  const V one = hn::Set(d, 1.0f);
-  // A decay per head is computed once.
-  const std::int64_t computed = f.per_key ? f.width : kLanes, copies = f.per_key ? kLanes : f.width;
-  const auto fill = [&](V x, float* to) HWY_ATTR {
-    for (std::int64_t i = 0; i < copies; i += kLanes) hn::Store(x, d, to + i);
-  };
-  for (std::int64_t i = 0; i < computed; i += kLanes) {
-    fill(one, f.lambda + i);
-    fill(one, f.inverse + i);
-    fill(hn::Zero(d), f.total + i);
-  }
-  // What fills up the keys is 0, but for NaN: it decays to nothing.
-  if (f.per_key) std::fill(f.total + f.keys, f.total + f.width, -kInfinity);
+  const std::int64_t width = f.per_key ? f.width : f.rows, rows = f.per_key ? f.rows : 1;
   V least = hn::Zero(d);
-  // Sums of logarithms above this make the product: rounded factors would drift, 3e-8 a row, where
-  // a weak decay is the same in every row.
-  V bound = hn::Set(d, -1.0f);
-  float *lambda = f.lambda, *inverse = f.inverse, *factor = f.factor;
-  for (std::int64_t t = 0; t < f.rows; ++t, lambda += f.pitch, inverse += f.pitch) {
-    auto low = hn::Gt(one, one);
-    for (std::int64_t i = 0; i < computed; i += kLanes) {
-      const V x = f.per_key ? hn::Load(d, g + t * f.pitch + i) : hn::Set(d, g[t]);
-      least = hn::Min(least, x);
-      const V sum = hn::Add(hn::Load(d, f.total + i), x);
-      const auto weak = hn::Gt(sum, bound);
-      const V decay = math::exp(d, hn::IfThenElse(weak, sum, x));
-      // A reset begins the sum anew, which may be NaN.
-      fill(hn::IfThenElse(hn::Eq(decay, hn::Zero(d)), x, sum), f.total + i);
-      const V next = hn::IfThenElse(weak, decay, hn::Mul(hn::Load(d, lambda + i), decay));
-      fill(next, lambda + f.pitch + i);
-      fill(reciprocal(d, next), inverse + f.pitch + i);
-      // NaN must leave the product too: a reset may follow it.
-      low = hn::Or(low, hn::Not(hn::Ge(next, hn::Set(d, kLeast))));
-    }
-    f.fold[t] = !hn::AllFalse(d, low);
-    if (f.fold[t]) {
-      bound = hn::Set(d, 1.0f);  // the product begins anew, the sum does not
-      for (std::int64_t i = 0; i < f.width; i += kLanes) {
-        hn::Store(hn::Load(d, lambda + f.pitch + i), d, factor + i);
-        hn::Store(one, d, lambda + f.pitch + i);
-        hn::Store(one, d, inverse + f.pitch + i);
-      }
-      if (f.per_key) std::fill(factor + f.keys, factor + f.width, 0.0f);
-    }
-    factor += f.pitch;
+  auto nan = hn::FirstN(d, 0);
+  const auto look = [&](V x) HWY_ATTR {
+    least = hn::Min(least, x);
+    nan = hn::Or(nan, hn::Not(hn::Eq(x, x)));
+  };
+  for (std::int64_t t = 0; t < rows; ++t, g += f.pitch) {
+    std::int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) look(hn::Load(d, g + i));
+    for (; i < width; ++i) look(hn::Set(d, g[i]));
   }
-  return hn::GetLane(hn::MinOfLanes(d, least));
+  return hn::AllFalse(d, nan) ? hn::GetLane(hn::MinOfLanes(d, least)) : -kInfinity;
+}
+
+namespace {
+
+// body(row, log decay, the sum of those of the key up to the row, store) for each vector, where
+// store(x, to, row) takes an array [..][pitch]; a decay per head is computed once.
+template <class Body>
+HWY_INLINE void for_each_decay(const float* g, const Folds& f, Body body) {
+  const D d;
+  const std::int64_t computed = f.per_key ? f.width : kLanes, copies = f.per_key ? kLanes : f.width;
+  for (std::int64_t i = 0; i < computed; i += kLanes) {
+    const auto store = [&](V x, float* to, std::int64_t row) HWY_ATTR {
+      for (std::int64_t c = 0; c < copies; c += kLanes) hn::Store(x, d, to + row * f.pitch + i + c);
+    };
+    V sum = hn::Zero(d);
+    for (std::int64_t t = 0; t < f.rows; ++t) {
+      const V x = f.per_key ? hn::Load(d, g + t * f.pitch + i) : hn::Set(d, g[t]);
+      sum = hn::Add(sum, x);
+      body(t, x, sum, store);
+    }
+    store(sum, f.total, 0);
+  }
+}
+
+}  // namespace
+
+void FoldDecays(const float* g, const Folds& f) {
+  const D d;
+  V lambda = hn::Set(d, 1.0f);
+  for_each_decay(g, f, [&](std::int64_t t, V x, const V& sum, auto store) HWY_ATTR {
+    if (t == 0) {
+      lambda = hn::Set(d, 1.0f);
+      store(lambda, f.lambda, 0);
+      store(lambda, f.inverse, 0);
+    }
+    // Sums of logarithms above this make the product: rounded factors would drift, 3e-8 a row,
+    // where a weak decay is the same in every row.
+    const auto weak = hn::Gt(sum, hn::Set(d, -1.0f));
+    const V decay = math::exp(d, hn::IfThenElse(weak, sum, x));
+    lambda = hn::IfThenElse(weak, decay, hn::Mul(lambda, decay));
+    store(lambda, f.lambda, t + 1);
+    store(reciprocal(d, lambda), f.inverse, t + 1);
+  });
+}
+
+bool RowDecays(const float* g, const Folds& f) {
+  const D d;
+  auto zero = hn::FirstN(d, 0);
+  for_each_decay(g, f, [&](std::int64_t t, V x, V& sum, auto store) HWY_ATTR {
+    const V decay = math::exp(d, x);
+    const auto reset = hn::Eq(decay, hn::Zero(d));
+    zero = hn::Or(zero, reset);
+    // A reset begins the sum anew, which may be NaN.
+    sum = hn::IfThenElse(reset, x, sum);
+    store(decay, f.factor, t);
+  });
+  // What fills up the keys is 0, but for NaN: it decays to nothing.
+  if (f.per_key) {
+    std::fill(f.total + f.keys, f.total + f.width, -kInfinity);
+    for (std::int64_t t = 0; t < f.rows; ++t) {
+      std::fill(f.factor + t * f.pitch + f.keys, f.factor + t * f.pitch + f.width, 0.0f);
+    }
+  }
+  return !hn::AllFalse(d, zero);
 }
 
 void FoldRows(const FoldRowsArgs& a, const float* in, float* out) {
@@ -200,15 +228,23 @@ HWY_AFTER_NAMESPACE();
 #include "src/kernels/dispatch.h"
 
 namespace ouzel {
+HWY_EXPORT(LeastDecay);
 HWY_EXPORT(FoldDecays);
+HWY_EXPORT(RowDecays);
 HWY_EXPORT(FoldRows);
 HWY_EXPORT(UnfoldRows);
 HWY_EXPORT(SumKeys);
 HWY_EXPORT(GateGrads);
 HWY_EXPORT(Exponentials);
 HWY_EXPORT(BonusGrads);
-float fold_decays(Isa isa, const float* g, const Folds& folds) {
-  return OUZEL_DISPATCH(isa, FoldDecays)(g, folds);
+float least_decay(Isa isa, const float* g, const Folds& folds) {
+  return OUZEL_DISPATCH(isa, LeastDecay)(g, folds);
+}
+void fold_decays(Isa isa, const float* g, const Folds& folds) {
+  OUZEL_DISPATCH(isa, FoldDecays)(g, folds);
+}
+bool row_decays(Isa isa, const float* g, const Folds& folds) {
+  return OUZEL_DISPATCH(isa, RowDecays)(g, folds);
 }
 void fold_rows(Isa isa, const FoldRowsArgs& args, const float* in, float* out) {
   OUZEL_DISPATCH(isa, FoldRows)(args, in, out);

@@ -22,8 +22,8 @@ namespace {
 
 enum class Erase { kNone, kCollinear, kGeneral };
 
-// kBefore: q or, if there is an erase, e reads S_(t-1), not S_t or P_t. kDirect: gradients of
-// decays are summed directly; without, no row is marked.
+// kBefore: q or, if there is an erase, e reads S_(t-1), not S_t or P_t. kDirect: rows decay the
+// tile, and gradients of decays are summed directly; else decays are folded into the rows.
 template <Erase kErase_, bool kBefore, bool kDirect_>
 struct Kind {
   static constexpr Erase kErase = kErase_;
@@ -62,7 +62,7 @@ HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
     near += job.next.stride;
     if constexpr (Kind::kReadBefore) read_queries(x, v);
     if constexpr (Kind::kEraseBefore) read(d, s, dr + v, de, x);
-    if (Kind::kDirect && HWY_UNLIKELY(job.decay.at[t])) decay_row(d, s, job.decay, t);
+    if constexpr (Kind::kDirect) decay_row(d, s, job.decay, t);
     if constexpr (Kind::kErases && !Kind::kEraseBefore) read(d, s, dr + v, de, x);
     write(d, s, k + x, w + v);
     if constexpr (Kind::kGeneral) write(d, s, b + x, r + v);
@@ -87,7 +87,7 @@ HWY_NOINLINE void sweep_history(const SweepArgs& a, const TileJob& job, std::int
   float* history = a.history;
   for (std::int64_t t = begin; t < end; ++t, history += kHistoryTile) {
     const std::int64_t x = t * a.key_pitch + p.key, v = t * a.value_pitch + p.value;
-    if (HWY_UNLIKELY(job.decay.at[t])) decay_row(d, s, job.decay, t);
+    decay_row(d, s, job.decay, t);
     store(d, s, history, kM * kLanes);
     write(d, s, a.k + x, a.write + v);
     if constexpr (Kind::kGeneral) write(d, s, a.b + x, a.read + v);
@@ -144,17 +144,13 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
     if constexpr (Kind::kErases && !Kind::kEraseBefore) write(d, g, e + x, dr + v);
     if constexpr (Kind::kDirect) {
       before -= kHistoryTile;
-      if (HWY_UNLIKELY(decay.at[t])) {
-        // What a factor of 0 drops adds nothing, even of NaN.
-        const float *keys = decay.keys_at(t), *values = decay.values_at(t);
-        if (keys != nullptr) drop_keys(d, g, keys);
-        if (values != nullptr) drop_values(d, g, values);
-        read_products(d, g, before, kM * kLanes, dg, x);
-        if (values != nullptr) read_keys(d, g, before, kM * kLanes, dgv, v);
-        decay_row(d, g, decay, t);
-      } else {
-        read_products(d, g, before, kM * kLanes, dg, x);
-      }
+      // What a factor of 0 drops adds nothing, even of NaN.
+      const float *keys = decay.keys_at(t), *values = decay.values_at(t);
+      if (keys != nullptr) drop_keys(d, g, keys);
+      if (values != nullptr) drop_values(d, g, values);
+      read_products(d, g, before, kM * kLanes, dg, x);
+      if (values != nullptr) read_keys(d, g, before, kM * kLanes, dgv, v);
+      decay_row(d, g, decay, t);
     }
     if constexpr (Kind::kEraseBefore) write(d, g, e + x, dr + v);
     if constexpr (Kind::kReadBefore) write_queries(x, v);

@@ -201,37 +201,28 @@ HWY_INLINE void drop_values(D d, Tile<kN, kM>& s, const float* factor) {
   }
 }
 
-// What decays a tile: at rows that `at` marks, by a fold's factors where there are, and by those of
-// values.
+// What decays a tile row by row, and what folded decays leave to its chunk's end.
 struct TileDecay {
-  const std::uint8_t* at;
-  const std::uint8_t* fold = nullptr;
   const float* factor = nullptr;
-  const float* lambda = nullptr;  // after the last row
+  const float* lambda = nullptr;  // after the last row; null: nothing is folded
   const float* total = nullptr;
   const float* values;
   std::int64_t pitch = 0, value_pitch;
 
   TileDecay(const ChunkArgs& a, const Place& p)
-      : at(a.marks),
-        values(a.value_decay == nullptr ? nullptr : a.value_decay + p.value),
-        value_pitch(a.value_pitch) {
+      : values(at_or_null(a.value_decay, p.value)), value_pitch(a.value_pitch) {
     if (a.folds == nullptr) return;
     const Folds& f = *a.folds;
     const std::int64_t key = f.per_key ? p.key : 0;
     pitch = f.pitch;
-    fold = f.fold;
-    factor = f.factor + key;
-    lambda = f.lambda + a.rows * pitch + key;
+    factor = at_or_null(f.factor, key);
+    lambda = at_or_null(f.lambda, a.rows * pitch + key);
     total = f.total + key;
   }
-  // Of a marked row; null: 1.
-  const float* keys_at(std::int64_t t) const {
-    return fold != nullptr && fold[t] ? factor + t * pitch : nullptr;
-  }
-  const float* values_at(std::int64_t t) const {
-    return values == nullptr ? nullptr : values + t * value_pitch;
-  }
+  bool of_rows() const { return factor != nullptr || values != nullptr; }
+  // Of a row; null: 1.
+  const float* keys_at(std::int64_t t) const { return at_or_null(factor, t * pitch); }
+  const float* values_at(std::int64_t t) const { return at_or_null(values, t * value_pitch); }
 };
 
 template <int kN, int kM>

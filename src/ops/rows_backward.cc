@@ -14,7 +14,9 @@
 #include "src/ops/rows_backward.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "src/kernels/recurrence_block.h"
@@ -24,9 +26,9 @@
 namespace ouzel {
 namespace {
 
-// Where all log decays of a chunk are at least this, gradients of them are summed from those of
-// rows: off by 2e-6. Not in the first chunk, whose states begin at nothing: gradients that are
-// nearly 0 would be noise.
+// Where all log decays of a chunk are at least this, they are folded into its rows and gradients of
+// them are summed from those of rows: off by 2e-6. Not in the first chunk, whose states begin at
+// nothing: gradients that are nearly 0 would be noise.
 constexpr float kMildGate = -0.5f;
 
 class RowsBackward {
@@ -42,6 +44,7 @@ class RowsBackward {
         tokens_(source.tokens()),
         erases_(kind.erase != EraseKind::kNone),
         source_keeps_(source.kept(0, 0) != nullptr),
+        spreads_(kind.rows_per_token > 1),
         b_(scratch, kind, tokens_, source_keeps_) {}
 
   void run(const StateMemory<const float>& initial, const StateMemory<const float>& final_grad,
@@ -56,8 +59,18 @@ class RowsBackward {
     return (value / kValueSlab * b_.keys + key) * kValueSlab + value % kValueSlab;
   }
   const float* folded(const float* packed, const float* copy) const {
-    return copy != nullptr ? copy : packed;
+    return folds_.lambda != nullptr ? copy : packed;
   }
+  // Of the chunk at hand; empty where there is none.
+  std::span<const float> of_rows(const float* x, std::int64_t width,
+                                 std::int64_t copies = 1) const {
+    return {x, static_cast<std::size_t>(x != nullptr ? copies * rows_ * width : 0)};
+  }
+  std::span<const float> of_state(const float* x) const {
+    return {x, static_cast<std::size_t>(b_.state_size)};
+  }
+  // Those of all rows.
+  const float* queries() const { return spreads_ ? b_.q : folded(b_.packed.q, b_.q); }
   FoldRowsArgs fold_args() const;
   ChunkArgs chunk_args() const;
   SweepArgs sweep_args() const;
@@ -66,15 +79,17 @@ class RowsBackward {
   AccumulateArgs accumulate_args() const;
   void pack(std::int64_t first, std::int64_t tokens, bool queries);
   void drop_reset_reads();
-  bool cut_blocks(const float* state, const float* keys, const float* values);
+  void cut_blocks(ErasingArgs& args, std::initializer_list<std::span<const float>> factors);
   std::int64_t lines_of(std::int64_t first, bool adjoint);
   void pack_queries(std::int64_t first, std::int64_t tokens);
   bool sums_slowly(std::int64_t end) const;
+  BlockSweepArgs block_sweep_args(const SweepArgs& sweep) const;
+  BlockGradArgs block_grad_args(const SweepArgs& sweep) const;
   void erase_forward(std::int64_t first, float* state, float* low);
   void write_forward(std::int64_t first, const float* begin, float* end);
   float* first_pass();
   void backward(std::int64_t first, std::int64_t tokens, const float* begin, float* end);
-  void unpack(std::int64_t first);
+  void unpack(std::int64_t first, const SweepArgs& sweep);
 
   Isa isa_;
   const RowsKind& kind_;
@@ -83,12 +98,16 @@ class RowsBackward {
   std::int64_t position_, tokens_;
   bool erases_;
   bool source_keeps_;  // the states at the begins of chunks
+  bool spreads_;       // queries over the rows of their tokens
   RowsBuffers b_;
-  std::int64_t rows_ = 0;  // of the chunk at hand
+  // Of the chunk at hand: rows, their decays, and whether one of those is 0.
+  std::int64_t rows_ = 0;
+  Folds folds_;
+  bool resets_ = false;
+  const float* e_ = nullptr;  // folded, or without what resets keep from being read
   static constexpr std::int64_t kMaxPrefetch = 128;
   PrefetchColumn prefetch_[kMaxPrefetch];
-  // Whether gradients of its gates may be summed from those of rows.
-  bool mild_ = true;
+  bool four_ = true;        // whether its rows go in blocks of four
   bool two_parts_ = false;  // whether grad_low holds what the gradient lost to rounding
 };
 
@@ -97,7 +116,7 @@ FoldRowsArgs RowsBackward::fold_args() const {
   args.rows = rows_;
   args.keys = b_.keys;
   args.pitch = b_.key_pitch;
-  args.folds = &b_.folds;
+  args.folds = &folds_;
   return args;
 }
 
@@ -109,8 +128,7 @@ ChunkArgs RowsBackward::chunk_args() const {
   args.key_pitch = b_.key_pitch;
   args.value_pitch = b_.value_pitch;
   args.queries = kind_.queries;
-  args.folds = kind_.decay ? &b_.folds : nullptr;
-  args.marks = b_.marks;
+  args.folds = kind_.decay ? &folds_ : nullptr;
   args.value_decay = b_.value_decay;
   args.before = erases_ ? !kind_.erase_decayed : kind_.bonus;
   return args;
@@ -120,17 +138,17 @@ ChunkArgs RowsBackward::chunk_args() const {
 void RowsBackward::pack(std::int64_t first, std::int64_t tokens, bool queries) {
   rows_ = tokens * kind_.rows_per_token;
   b_.packed.tokens = b_.grads.tokens = tokens;
-  b_.folds.rows = rows_;
   float* q = std::exchange(b_.packed.q, queries ? b_.packed.q : nullptr);
   source_.pack(first, 0, kind_.values, b_.packed);
   b_.packed.q = q;
-  mild_ = !kind_.value_decay;
-  if (kind_.decay) {
-    const float least = fold_decays(isa_, b_.packed.g, b_.folds);
-    // Mild gates of a chunk never fold, NaN does.
-    const bool folds = std::find(b_.folds.fold, b_.folds.fold + rows_, 1) != b_.folds.fold + rows_;
-    mild_ = mild_ && first > 0 && least >= kMildGate && !folds;
-  }
+  folds_ = b_.folds;
+  folds_.rows = rows_;
+  four_ = !kind_.value_decay;
+  resets_ = false;
+  e_ = b_.packed.e;
+  const bool mild = first > 0 && !kind_.value_decay && kind_.decay &&
+                    least_decay(isa_, b_.packed.g, folds_) >= kMildGate;
+  (mild ? folds_.factor : folds_.lambda) = nullptr;
   if (kind_.value_decay) {
     exponentials(isa_, rows_ * b_.value_pitch, b_.packed.gv, b_.value_decay);
     std::fill_n(b_.value_total, kind_.values, 0.0f);
@@ -147,68 +165,57 @@ void RowsBackward::pack(std::int64_t first, std::int64_t tokens, bool queries) {
     std::fill(b_.value_total + kind_.values, b_.value_total + b_.value_pitch,
               -std::numeric_limits<float>::infinity());
   }
-  if (kind_.value_decay || !kind_.decay) {
-    std::fill_n(b_.marks, rows_, kind_.value_decay);
-  } else {
-    std::copy_n(b_.folds.fold, rows_, b_.marks);
-  }
-  if (kind_.decay) {
+  if (mild) {
+    fold_decays(isa_, b_.packed.g, folds_);
     FoldRowsArgs args = fold_args();
-    args.factor = b_.folds.inverse;
+    args.factor = folds_.inverse;
     fold_rows(isa_, args, b_.packed.k, b_.k);
     if (b_.b != nullptr) fold_rows(isa_, args, b_.packed.b, b_.b);
-    args.factor = b_.folds.lambda;
+    args.factor = folds_.lambda;
     args.next = kind_.erase_decayed;
     if (erases_) fold_rows(isa_, args, b_.packed.e, b_.e);
-    if (erases_ && kind_.erase_decayed) drop_reset_reads();
+    e_ = b_.e;
+  } else if (kind_.decay) {
+    resets_ = row_decays(isa_, b_.packed.g, folds_);
   }
 }
 
 // An erase does not read what a decay of 0 has dropped, even with NaN.
 void RowsBackward::drop_reset_reads() {
-  const Folds& folds = b_.folds;
   for (std::int64_t t = 0; t < rows_; ++t) {
-    if (!folds.fold[t]) continue;
-    const float* factor = folds.factor + t * folds.pitch;
-    float* e = b_.e + t * b_.key_pitch;
-    for (std::int64_t i = 0; i < kind_.keys; ++i) {
-      if (factor[folds.per_key ? i : 0] == 0.0f) e[i] = 0;
+    const float* factor = folds_.factor + t * folds_.pitch;
+    const float* from = b_.packed.e + t * b_.key_pitch;
+    float* to = b_.e + t * b_.key_pitch;
+    for (std::int64_t i = 0; i < b_.keys; ++i) {
+      to[i] = factor[folds_.per_key ? i : 0] == 0.0f ? 0 : from[i];
     }
   }
+  e_ = b_.e;
 }
 
-// Cuts the chunk into blocks of four rows. A fold within one would not drop NaN of the state or of
-// what is written: where there may be one, blocks that are folded are cut into rows. Returns
-// whether they are those that were cut before.
-bool RowsBackward::cut_blocks(const float* state, const float* keys, const float* values) {
-  const auto folds = [&](std::int64_t begin, std::int64_t end) {
-    const std::uint8_t* fold = b_.folds.fold;
-    return kind_.decay && std::find(fold + begin, fold + end, true) != fold + end;
+// The products of blocks of four rows, or of single ones where a block would hide a decay of 0: it
+// multiplies all there is, even NaN. `others`: what it multiplies beside rows of keys, decays and
+// strengths, whose products are finite only if they are.
+void RowsBackward::cut_blocks(ErasingArgs& args,
+                              std::initializer_list<std::span<const float>> others) {
+  args.four = four_;
+  block_products(isa_, args);
+  if (!resets_ || !four_) return;
+  const auto finite = [&](std::span<const float> x) {
+    return all_finite(isa_, static_cast<std::int64_t>(x.size()), x.data());
   };
-  bool finite = true;
-  if (folds(0, rows_)) {
-    finite = all_finite(isa_, b_.state_size, state) &&
-             all_finite(isa_, rows_ * b_.key_pitch, keys) &&
-             all_finite(isa_, rows_ * b_.value_pitch, values);
-  }
-  bool same = true;
-  const auto set = [&same](std::uint8_t& flag, bool value) {
-    same = same && (flag != 0) == value;
-    flag = value;
-  };
-  for (std::int64_t t = 0; t < rows_;) {
-    const bool four = t + kRowBlock <= rows_ && !kind_.value_decay;
-    const bool folded = four && folds(t, t + kRowBlock);
-    const std::int64_t end = four && (finite || !folded) ? t + kRowBlock : t + 1;
-    set(b_.folded[t], folded && finite);
-    set(b_.first[t], true);
-    while (++t < end) {
-      set(b_.first[t], false);
-      set(b_.folded[t], false);
-    }
-  }
-  set(b_.first[rows_], true);
-  return same;
+  four_ = finite(of_rows(args.ek, kRowBlock)) && finite(of_rows(args.eb, kRowBlock)) &&
+          finite(of_rows(args.qk, kRowBlock, kind_.queries)) &&
+          finite(of_rows(args.qb, kRowBlock, kind_.queries)) &&
+          finite(of_rows(args.c, kind_.strength_per_value ? b_.value_pitch : 1)) &&
+          finite(of_rows(folds_.factor, folds_.pitch)) &&
+          std::all_of(others.begin(), others.end(), finite);
+  if (four_) return;
+  if (erases_ && kind_.erase_decayed) drop_reset_reads();
+  args.e = e_;
+  args.four = false;
+  args.erase_products_stand = false;
+  block_products(isa_, args);
 }
 
 // Sets prefetch_ to what packing the whole chunk at `first` will touch.
@@ -221,10 +228,10 @@ std::int64_t RowsBackward::lines_of(std::int64_t first, bool adjoint) {
 
 void RowsBackward::pack_queries(std::int64_t first, std::int64_t tokens) {
   const std::int64_t every = kind_.rows_per_token;
-  if (b_.q != nullptr) {
+  if (queries() == b_.q) {
     FoldRowsArgs args = fold_args();
     args.every = every;
-    args.factor = b_.folds.lambda;
+    args.factor = folds_.lambda;
     args.next = !kind_.bonus;
     for (std::int64_t i = 0; i < kind_.queries; ++i) {
       fold_rows(isa_, args, b_.packed.q + i * tokens * b_.key_pitch,
@@ -272,15 +279,13 @@ AccumulateArgs RowsBackward::accumulate_args() const {
 ErasingArgs RowsBackward::block_args(std::int64_t first) {
   ErasingArgs args;
   static_cast<ChunkArgs&>(args) = chunk_args();
-  args.q = folded(b_.packed.q, b_.q);
+  args.q = queries();
   args.k = folded(b_.packed.k, b_.k);
-  args.e = folded(b_.packed.e, b_.e);
+  args.e = e_;
   args.b = folded(b_.packed.b, b_.b);
   args.v = b_.packed.v;
   args.c = b_.packed.c;
   args.c_per_value = kind_.strength_per_value;
-  args.first = b_.first;
-  args.folded = b_.folded;
   args.block_q = b_.block_q;
   args.block_k = b_.block_k;
   args.block_e = b_.block_e;
@@ -295,9 +300,9 @@ ErasingArgs RowsBackward::block_args(std::int64_t first) {
 SweepArgs RowsBackward::sweep_args() const {
   SweepArgs args;
   static_cast<ChunkArgs&>(args) = chunk_args();
-  args.q = folded(b_.packed.q, b_.q);
+  args.q = queries();
   args.k = folded(b_.packed.k, b_.k);
-  args.e = folded(b_.packed.e, b_.e);
+  args.e = e_;
   args.b = folded(b_.packed.b, b_.b);
   args.output_grad = b_.output_grad;
   args.write = kind_.erase == EraseKind::kCollinear ? b_.written : b_.packed.v;
@@ -308,24 +313,61 @@ SweepArgs RowsBackward::sweep_args() const {
   args.de = b_.grads.e;
   args.db = b_.grads.b;
   args.dv = erases_ ? nullptr : b_.grads.v;
-  if (!mild_) {
+  if (folds_.lambda != nullptr) {
+    args.gate_sums = b_.gate_sums;
+  } else {
     args.dg = b_.dg;
     args.dgv = b_.grads.gv;
-  } else if (kind_.decay) {
-    args.gate_sums = b_.gate_sums;
   }
   args.states = b_.states;
   args.history = b_.history;
   return args;
 }
 
+BlockSweepArgs RowsBackward::block_sweep_args(const SweepArgs& sweep) const {
+  BlockSweepArgs args;
+  static_cast<SweepArgs&>(args) = sweep;
+  args.q = b_.block_q;
+  args.k = b_.block_k;
+  args.e = b_.block_e;
+  args.b = b_.block_b;
+  args.factor = b_.block_factor;
+  args.gate_sums = b_.gate_sums;
+  return args;
+}
+
+BlockGradArgs RowsBackward::block_grad_args(const SweepArgs& sweep) const {
+  BlockGradArgs args;
+  static_cast<ChunkArgs&>(args) = chunk_args();
+  args.q = sweep.q;
+  args.k = sweep.k;
+  args.e = sweep.e;
+  args.b = sweep.b;
+  args.output_grad = sweep.output_grad;
+  args.write = sweep.write;
+  args.read = sweep.read;
+  args.read_grad = sweep.read_grad;
+  args.qk = b_.qk;
+  args.gate_sums = b_.gate_sums;
+  args.dq = sweep.dq;
+  args.dk = sweep.dk;
+  args.de = sweep.de;
+  args.db = sweep.db;
+  args.dv = sweep.dv;
+  args.dg = sweep.dg;
+  args.qw = b_.qw;
+  args.qr = b_.qr;
+  args.ew = b_.ew;
+  args.er = b_.er;
+  return args;
+}
+
 // A state, slabs, through the chunk that is packed: what is erased. `low`: see ErasingArgs.
 void RowsBackward::erase_forward(std::int64_t first, float* state, float* low) {
-  cut_blocks(state, b_.packed.k, b_.packed.v);
   ErasingArgs args = block_args(first);
   args.state = state;
   args.low = low;
-  block_products(isa_, args);
+  cut_blocks(args, {of_state(state), of_rows(b_.packed.v, b_.value_pitch)});
   block_forward(isa_, args);
 }
 
@@ -365,7 +407,7 @@ float* RowsBackward::first_pass() {
 bool RowsBackward::sums_slowly(std::int64_t end) const {
   if (tokens_ - end < kLongSum) return false;
   if (!kind_.decay) return true;
-  const float* total = b_.folds.total;
+  const float* total = folds_.total;
   const std::int64_t size = kind_.decay_per_key ? kind_.keys : 1;
   const float slow = static_cast<float>(kSlowDecay) * static_cast<float>(b_.packed.tokens);
   return *std::max_element(total, total + size) > slow;
@@ -399,28 +441,31 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
   const bool slow = sums_slowly(first + tokens);
   if (slow && !two_parts_) std::fill_n(b_.grad_low, b_.state_size, 0.0f);
   two_parts_ = slow;
-  if (erases_) {
-    const bool same = cut_blocks(b_.grad_slabs, folded(b_.packed.q, b_.q), b_.output_grad);
+  const bool direct = kind_.decay && folds_.lambda == nullptr;
+  if (erases_ || direct) {
     ErasingArgs block = block_args(source_keeps_ ? 0 : first);
-    block.erase_products_stand = source_keeps_ && same;
+    block.erase_products_stand = source_keeps_;
     block.qk = b_.qk;
     block.qb = b_.qb;
-    block_products(isa_, block);
-    block.state = b_.grad_slabs;
-    block.low = slow ? b_.grad_low : nullptr;
-    block.output_grad = b_.output_grad;
-    block.written = b_.written;
-    block.dv = b_.grads.v;
-    block.dr = b_.dr;
-    block.dc = b_.grads.c;
-    block_backward(isa_, block);
-    sweep.read = block.r;
+    cut_blocks(block, {of_state(begin), of_state(b_.grad), of_rows(b_.packed.v, b_.value_pitch),
+                       of_rows(b_.output_grad, b_.value_pitch, kind_.queries)});
+    if (erases_) {
+      block.state = b_.grad_slabs;
+      block.low = slow ? b_.grad_low : nullptr;
+      block.output_grad = b_.output_grad;
+      block.written = b_.written;
+      block.dv = b_.grads.v;
+      block.dr = b_.dr;
+      block.dc = b_.grads.c;
+      block_backward(isa_, block);
+      sweep.read = block.r;
+    }
   }
   // A tile of the state at the chunk's end is not needed any more when its gradient is stored.
   sweep.grad_out = !slow ? b_.grad : erases_ || source_keeps_ ? b_.transposed_end : end;
   sweep.prefetch = prefetch_;
   sweep.prefetch_count = lines_of(first - backward_chunk(kind_), true);
-  backward_sweep(isa_, sweep);
+  direct&& four_ ? block_sweep(isa_, block_sweep_args(sweep)) : backward_sweep(isa_, sweep);
   if (slow && erases_) {
     transpose_slabs(isa_, b_.keys, sweep.values, b_.grad_slabs, b_.grad);
   } else if (slow) {
@@ -434,33 +479,34 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
     accumulate_rows(isa_, args);
   }
   std::swap(b_.transposed, b_.transposed_end);
-  unpack(first);
+  unpack(first, sweep);
 }
 
 // Gradients of folded rows back to those of the rows.
-void RowsBackward::unpack(std::int64_t first) {
+void RowsBackward::unpack(std::int64_t first, const SweepArgs& sweep) {
   const std::int64_t tokens = b_.packed.tokens;
   FoldRowsArgs args = fold_args();
-  if (kind_.decay) {
-    args.factor = b_.folds.inverse;
+  const bool folded = folds_.lambda != nullptr;
+  if (folded) {
+    args.factor = folds_.inverse;
     unfold_rows(isa_, args, b_.grads.k, b_.grads.k);
     if (b_.b != nullptr) unfold_rows(isa_, args, b_.grads.b, b_.grads.b);
-    args.factor = b_.folds.lambda;
+    args.factor = folds_.lambda;
     args.next = kind_.erase_decayed;
     if (erases_) unfold_rows(isa_, args, b_.grads.e, b_.grads.e);
+  } else if (kind_.decay && four_) {
+    block_grads(isa_, block_grad_args(sweep));
   }
-  if (b_.q != nullptr) {
+  if (folded || spreads_) {
     args.every = kind_.rows_per_token;
     args.next = !kind_.bonus;
     for (std::int64_t i = 0; i < kind_.queries; ++i) {
       float* dq = b_.grads.q + i * tokens * b_.key_pitch;
-      unfold_rows(isa_, args, b_.dq == nullptr ? dq : b_.dq + i * rows_ * b_.key_pitch, dq);
+      unfold_rows(isa_, args, spreads_ ? b_.dq + i * rows_ * b_.key_pitch : dq, dq);
     }
   }
-  if (kind_.decay) {
-    if (mild_) gate_grads(isa_, gate_args());
-    if (!kind_.decay_per_key) sum_keys(isa_, fold_args(), b_.dg, b_.grads.g);
-  }
+  if (folded) gate_grads(isa_, gate_args());
+  if (kind_.decay && !kind_.decay_per_key) sum_keys(isa_, fold_args(), b_.dg, b_.grads.g);
   if (kind_.bonus) {
     std::fill_n(b_.grads.u, b_.key_pitch, 0.0f);
     BonusArgs bonus;

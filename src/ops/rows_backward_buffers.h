@@ -15,14 +15,14 @@ struct RowsBuffers {
   LawRows packed, grads;
   float* output_grad = nullptr;  // [queries][tokens][value_pitch], or [rows] for rows_per_token > 1
   float* token_grad = nullptr;   // [queries][tokens][value_pitch], as packed, where they differ
-  Folds folds;
+  Folds folds;                   // all of its arrays
   float *value_decay = nullptr, *value_total = nullptr;
   // Folded rows, and sums that are not those of the rows yet, where they differ.
   float *q = nullptr, *k = nullptr, *e = nullptr, *b = nullptr, *dq = nullptr, *dg = nullptr;
   float* gate_sums = nullptr;
   float *written = nullptr, *dr = nullptr;
   float *ek = nullptr, *eb = nullptr, *qk = nullptr, *qb = nullptr;
-  std::uint8_t *first = nullptr, *folded = nullptr, *marks = nullptr;
+  float *qw = nullptr, *qr = nullptr, *ew = nullptr, *er = nullptr;  // see BlockGradArgs
   float *block_q = nullptr, *block_k = nullptr, *block_e = nullptr, *block_b = nullptr,
         *block_factor = nullptr;
   float *states = nullptr, *history = nullptr;
@@ -81,8 +81,7 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
     folds.pitch = kind.decay_per_key ? key_pitch : kTileKeys;
     folds.lambda = take(true, (rows + 1) * folds.pitch);
     folds.inverse = take(true, (rows + 1) * folds.pitch);
-    folds.factor = take(true, rows * folds.pitch);
-    folds.fold = memory.template take<std::uint8_t>(rows);
+    folds.factor = take_rows(true, rows * folds.pitch);
     folds.total = take(true, folds.pitch);
   }
   value_decay = take(kind.value_decay, rows * value_pitch);
@@ -94,26 +93,24 @@ RowsBuffers::RowsBuffers(Memory& memory, const RowsKind& kind, std::int64_t toke
   b = take_rows(kind.decay && general, rows * key_pitch);
   dq = take(spread, kind.queries * rows * key_pitch);
   dg = kind.decay_per_key ? grads.g : take(decays, rows * key_pitch);
-  const std::int64_t blocks = padded(rows, kHistoryBlock) / kHistoryBlock;
-  gate_sums = take_rows(kind.decay, blocks * key_pitch);
+  gate_sums = take_rows(kind.decay, rows * key_pitch);
   written = take(erases && !general, rows * value_pitch);
   dr = take(erases, rows * value_pitch);
   ek = take(erases, rows * kRowBlock);
   eb = take(general, rows * kRowBlock);
-  qk = take(erases, kind.queries * rows * kRowBlock);
-  qb = take(general, kind.queries * rows * kRowBlock);
-  marks = memory.template take<std::uint8_t>(rows);
-  first = memory.template take<std::uint8_t>(erases ? rows + 1 : 0);
-  folded = memory.template take<std::uint8_t>(erases ? rows : 0);
-  const bool folds_blocks = erases && kind.decay;
-  block_q = take_rows(folds_blocks, kind.queries * rows * key_pitch);
-  for (float** p : {&block_k, &block_e, &block_factor}) {
-    *p = take_rows(folds_blocks, rows * key_pitch);
-  }
-  block_b = take_rows(folds_blocks && general, rows * key_pitch);
+  for (float** p : {&qk, &qw}) *p = take(erases || kind.decay, kind.queries * rows * kRowBlock);
+  for (float** p : {&qb, &qr}) *p = take(general, kind.queries * rows * kRowBlock);
+  ew = take(erases, rows * kRowBlock);
+  er = take(general, rows * kRowBlock);
+  block_q = take_rows(kind.decay, kind.queries * rows * key_pitch);
+  for (float** p : {&block_k, &block_factor}) *p = take_rows(kind.decay, rows * key_pitch);
+  block_e = take_rows(kind.decay && erases, rows * key_pitch);
+  block_b = take_rows(kind.decay && general, rows * key_pitch);
   history = take(decays, kHistoryBlock * kHistoryTile);
   state_size = keys * padded(kind.values, kValueSlab);
-  states = take(decays, blocks * state_size);
+  // Between blocks of 16 rows, or before those of four and three last ones of one.
+  states = take(decays, std::max(padded(rows, kHistoryBlock) / kHistoryBlock * state_size,
+                                 (rows / kRowBlock + kRowBlock - 1) * kKeptValues * kTileKeys));
   transposed = take(erases || source_keeps, state_size);
   transposed_end = take(erases || source_keeps, state_size);
   grad = take(true, state_size);
