@@ -162,7 +162,9 @@ nb::object ResultArray::release(nb::handle like) {
   if (framework == Framework::kJax) return make(nb::jax());
   if (framework == Framework::kDlpack) return make(nb::no_framework());
   nb::object array = make(nb::numpy());
-  return numpy_bfloat16 ? array.attr("view")(like.attr("dtype")) : array;
+  if (!numpy_bfloat16) return array;
+  // NumPy's own bfloat16 is that of ml_dtypes; `like` may be of another type.
+  return array.attr("view")(nb::module_::import_("ml_dtypes").attr("bfloat16"));
 }
 
 }  // namespace ouzel::python

@@ -1,6 +1,7 @@
 """What arrays are taken, how, and what comes back."""
 
 import ctypes
+import itertools
 import subprocess
 import sys
 
@@ -183,3 +184,17 @@ print(peak() - before, o.nbytes >> 20)
     grown, output = map(int, run.stdout.split())
     assert output == 64
     assert grown < output + 32, f"{grown} MiB for an output of {output} MiB"
+
+
+def test_gradients_have_the_types_of_their_inputs():
+    """Whatever the type of the call's first array."""
+    types = (np.float32, np.float16, ml_dtypes.bfloat16)
+    rng = np.random.default_rng(3)
+    base = [rng.standard_normal((1, 3, 1, 4)).astype(np.float32) for _ in range(4)]
+    exact = ouzel.retention.vjp(*base[:3], do=base[3])
+    for given in itertools.product(types, repeat=3):
+        inputs = [x.astype(t) for x, t in zip(base, given)]
+        got = ouzel.retention.vjp(*inputs, do=base[3])
+        for name, x in zip("qkv", inputs):
+            assert got["d" + name].dtype == x.dtype and got["d" + name].shape == x.shape
+            np.testing.assert_allclose(got["d" + name].astype(np.float32), exact["d" + name], atol=0.05)
