@@ -9,8 +9,9 @@
 //     de_t = X_t dr_t   dX_t += e_t dr_t^T                   dg_t, dgv_t = sums of dP_t * P_t
 //     passed on: e^g_t dP_t e^gv_t (+ dX_t)
 //
-// Gradients of log decays are direct sums: differences of q * dq and k * dk have no digits left at
-// strong gates.
+// Gradients of log decays are running sums of q * dq - k * dk where all gates of a chunk are mild.
+// Those differences have no digits left at strong gates: blocks of four rows sum what crosses each
+// gate (rows_block_grads.cc), or single rows sum dP * P directly.
 #include "src/ops/rows_backward.h"
 
 #include <algorithm>
