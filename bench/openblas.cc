@@ -7,10 +7,19 @@
 #include "ouzel/context.h"
 
 namespace ouzel::bench {
+namespace {
+
+// cblas.h
+constexpr int kRowMajor = 101, kNoTrans = 111, kTrans = 112, kLower = 122, kUnit = 132, kLeft = 141;
+
+int narrow(std::int64_t n) { return static_cast<int>(n); }
+
+}  // namespace
 
 const OpenBlas* OpenBlas::get() {
   static const OpenBlas library;
-  return library.sgemm_ && library.set_threads_ && library.core_ ? &library : nullptr;
+  return library.sgemm_ && library.strsm_ && library.set_threads_ && library.core_ ? &library
+                                                                                   : nullptr;
 }
 
 OpenBlas::OpenBlas() {
@@ -31,17 +40,21 @@ OpenBlas::OpenBlas() {
   void* handle = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return;
   sgemm_ = reinterpret_cast<Sgemm>(dlsym(handle, "cblas_sgemm"));
+  strsm_ = reinterpret_cast<Strsm>(dlsym(handle, "cblas_strsm"));
   set_threads_ = reinterpret_cast<void (*)(int)>(dlsym(handle, "openblas_set_num_threads"));
   core_ = reinterpret_cast<char* (*)()>(dlsym(handle, "openblas_get_corename"));
 }
 
 void OpenBlas::sgemm(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
                      const float* a, const float* b, float beta, float* c) const {
-  constexpr int kRowMajor = 101, kNoTrans = 111, kTrans = 112;  // cblas.h
   const bool at = ta == Transpose::kYes, bt = tb == Transpose::kYes;
-  const auto narrow = [](std::int64_t n) { return static_cast<int>(n); };
   sgemm_(kRowMajor, at ? kTrans : kNoTrans, bt ? kTrans : kNoTrans, narrow(m), narrow(n), narrow(k),
          1.0f, a, narrow(at ? m : k), b, narrow(bt ? k : n), beta, c, narrow(n));
+}
+
+void OpenBlas::solve_unit_lower(std::int64_t m, std::int64_t n, const float* l, float* x) const {
+  strsm_(kRowMajor, kLeft, kLower, kNoTrans, kUnit, narrow(m), narrow(n), 1.0f, l, narrow(m), x,
+         narrow(n));
 }
 
 }  // namespace ouzel::bench

@@ -22,13 +22,19 @@ class OpenBlas {
   // k]).
   void sgemm(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
              const float* a, const float* b, float beta, float* c) const;
+  // x [m, n] := l^-1 x, row-major; l [m, m] is lower triangular with a diagonal of ones, which is
+  // not read.
+  void solve_unit_lower(std::int64_t m, std::int64_t n, const float* l, float* x) const;
 
  private:
   OpenBlas();
   using Sgemm = void (*)(int order, int ta, int tb, int m, int n, int k, float alpha,
                          const float* a, int lda, const float* b, int ldb, float beta, float* c,
                          int ldc);
+  using Strsm = void (*)(int order, int side, int uplo, int trans, int diag, int m, int n,
+                         float alpha, const float* a, int lda, float* b, int ldb);
   Sgemm sgemm_ = nullptr;
+  Strsm strsm_ = nullptr;
   void (*set_threads_)(int) = nullptr;
   char* (*core_)() = nullptr;
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench/case.h"
+#include "bench/chunked_blas.h"
 #include "bench/measure.h"
 #include "ouzel/context.h"
 #include "ouzel/linear_attention.h"
@@ -128,6 +129,19 @@ Row backward(const typename Law::Options& options, std::string variant, std::int
   return row;
 }
 
+Row chunked(std::int64_t d, const CaseOptions& bench) {
+  Problem p(d, 0);
+  Context context = bench.context(1);
+  const ChunkedScan scan{.tokens = kTokens,
+                         .heads = kHeads,
+                         .size = d,
+                         .q = p.q.data(),
+                         .k = p.k.data(),
+                         .v = p.v.data()};
+  return over_chunked_blas(p.row(LinearAttention::kName, "forward", ""), bench, scan, p.o,
+                           [&] { LinearAttention::forward(context, {.scale = 1}, p); });
+}
+
 // The same calls on one thread and on two, as many as take milliseconds: a model's calls come one
 // after the other, and find the threads awake. The columns of one head's state are tasks.
 Row scaling(std::int64_t d, std::int64_t heads, const CaseOptions& bench) {
@@ -170,6 +184,7 @@ void add_recurrence_cases(std::vector<Case>& cases) {
     add("linear_attention/forward/position_1000000", d, [=](const CaseOptions& bench) {
       return forward<LinearAttention>({}, "identity, at position 1,000,000", d, 1'000'000, bench);
     });
+    add("linear_attention/chunked", d, [=](const CaseOptions& bench) { return chunked(d, bench); });
     add("retention/forward", d,
         [=](const CaseOptions& bench) { return forward<Retention>({}, "", d, 0, bench); });
     add("retention/backward", d,
