@@ -60,8 +60,8 @@ float HgrnForward(const TokenRange& range, TokenRows<const float> x_rows,
             const int64_t i = first + j * kLanes;
             lanes.Store(h[j], d, high + i);
             lanes.Store(rest[j], d, low + i);
-            lanes.Output(h[j], d, ot + i, range.stream);
           }
+          lanes.Output(h, d, ot + first, range.stream);
         });
   }
   if (range.stream) hwy::FlushStream();
@@ -95,16 +95,18 @@ void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<c
           }
           decay_parts<kCount>(d, gate, kept, power, part);
           round_sums<kCount>(d, dh, rest);
-          OUZEL_UNROLL
-          for (int j = 0; j < kCount; ++j) {
-            const int64_t i = first + j * kLanes;
-            if (dx.data != nullptr)
-              lanes.Output(dh[j], d, dx.data + t * dx.stride + i, range.stream);
-            if (dg.data == nullptr) continue;
-            const V factor = decay_factor(d, kept[j], power[j], part[j]);
-            const V product = hn::Mul(hn::Mul(dh[j], factor), lanes.Load(d, before + i));
-            lanes.Output(hn::IfThenElseZero(kept[j], product), d, dg.data + t * dg.stride + i,
-                         range.stream);
+          if (dx.data != nullptr) {
+            lanes.Output(dh, d, dx.data + t * dx.stride + first, range.stream);
+          }
+          if (dg.data != nullptr) {
+            V slope[kCount];
+            OUZEL_UNROLL
+            for (int j = 0; j < kCount; ++j) {
+              const V factor = decay_factor(d, kept[j], power[j], part[j]);
+              const V old = lanes.Load(d, before + first + j * kLanes);
+              slope[j] = hn::IfThenElseZero(kept[j], hn::Mul(hn::Mul(dh[j], factor), old));
+            }
+            lanes.Output(slope, d, dg.data + t * dg.stride + first, range.stream);
           }
           decay_sums<kCount>(d, dh, rest, kept, power, part, zeros);
           round_sums<kCount>(d, dh, rest);

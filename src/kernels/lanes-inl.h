@@ -13,6 +13,8 @@
 
 #include "hwy/highway.h"
 
+#include "src/kernels/unroll.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace ouzel::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -26,10 +28,25 @@ struct AllLanes {
   HWY_INLINE void Store(hn::Vec<D> v, D d, hn::TFromD<D>* p) const {
     hn::StoreU(v, d, p);
   }
-  // Past the caches if `stream`; p is then aligned to whole vectors.
+  // Vectors side by side; past the caches if `stream`, where p then begins a cache line, and they
+  // fill lines. Half a line leaves its write-combining buffer as soon as loads need one, and costs
+  // four times a whole one (measured on Zen 3), so nothing else may come between its stores.
+  template <class D, std::size_t kCount>
+  HWY_INLINE void Output(const hn::Vec<D> (&v)[kCount], D d, hn::TFromD<D>* p, bool stream) const {
+    constexpr std::size_t kLanes = hn::MaxLanes(D());
+    constexpr bool kWholeLines = kCount * kLanes * sizeof(hn::TFromD<D>) % 64 == 0;
+    if (kWholeLines && stream) {
+      OUZEL_UNROLL
+      for (std::size_t j = 0; j < kCount; ++j) hn::Stream(v[j], d, p + j * kLanes);
+    } else {
+      OUZEL_UNROLL
+      for (std::size_t j = 0; j < kCount; ++j) hn::StoreU(v[j], d, p + j * kLanes);
+    }
+  }
   template <class D>
   HWY_INLINE void Output(hn::Vec<D> v, D d, hn::TFromD<D>* p, bool stream) const {
-    stream ? hn::Stream(v, d, p) : hn::StoreU(v, d, p);
+    const hn::Vec<D> one[1] = {v};
+    Output(one, d, p, stream);
   }
 };
 
@@ -47,6 +64,10 @@ struct FirstLanes {
   template <class D>
   HWY_INLINE void Output(hn::Vec<D> v, D d, hn::TFromD<D>* p, bool) const {
     Store(v, d, p);
+  }
+  template <class D>
+  HWY_INLINE void Output(const hn::Vec<D> (&v)[1], D d, hn::TFromD<D>* p, bool) const {
+    Store(v[0], d, p);
   }
 };
 

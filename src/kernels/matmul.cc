@@ -170,19 +170,49 @@ void MultiplyAnyRows(const RowTile& t, std::integer_sequence<int, kRowsMinusOne.
   kTable[t.rows - 1](t);
 }
 
-void MultiplyTile(TileLayout layout, const RowTile& t) {
+template <TileLayout kLayout>
+void MultiplyTilesOf(const RowTile& t) {
   constexpr std::make_integer_sequence<int, kFullRows> rows;
+  if (t.rows <= kFullRows) {
+    MultiplyAnyRows<kLayout>(t, rows);
+    return;
+  }
+  RowTile tile = t;
+  for (int64_t column = 0; column < t.columns; column += kPanelWidth) {
+    tile.columns = std::min(kPanelWidth, t.columns - column);
+    tile.a = t.a;
+    tile.b = t.b + column / kPanelWidth * t.panel_stride;
+    tile.c = t.c + column;
+    for (int64_t row = 0; row < t.rows; row += kFullRows) {
+      tile.rows = std::min<int64_t>(kFullRows, t.rows - row);
+      MultiplyAnyRows<kLayout>(tile, rows);
+      tile.a += t.tile_stride;
+      tile.c += kFullRows * t.c_stride;
+    }
+  }
+}
+
+void MultiplyTiles(TileLayout layout, const RowTile& t) {
   if (layout == TileLayout::kRowMajor) {
-    MultiplyAnyRows<TileLayout::kRowMajor>(t, rows);
+    MultiplyTilesOf<TileLayout::kRowMajor>(t);
   } else {
-    MultiplyAnyRows<TileLayout::kInnerMajor>(t, rows);
+    MultiplyTilesOf<TileLayout::kInnerMajor>(t);
   }
 }
 
 void PackRows(PanelPack& pack) { PackSome(pack, std::numeric_limits<int64_t>::max()); }
 
-int TileRows() { return kFullRows; }
-int TileWidth() { return kTileWidth; }
+TileShape Shape() {
+  TileShape shape;
+  shape.rows = kFullRows;
+  shape.width = kTileWidth;
+  shape.weight_rows = shape.weight_columns = 384;
+  if constexpr (kFullRows < 14) {
+    shape.inner = 192;
+    shape.group = 16;
+  }
+  return shape;
+}
 
 }  // namespace ouzel::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -192,15 +222,13 @@ HWY_AFTER_NAMESPACE();
 
 namespace ouzel {
 
-HWY_EXPORT(MultiplyTile);
-HWY_EXPORT(TileRows);
-HWY_EXPORT(TileWidth);
+HWY_EXPORT(MultiplyTiles);
+HWY_EXPORT(Shape);
 HWY_EXPORT(PackRows);
 
-int tile_rows(Isa isa) { return OUZEL_DISPATCH(isa, TileRows)(); }
-int tile_width(Isa isa) { return OUZEL_DISPATCH(isa, TileWidth)(); }
-void multiply_tile(Isa isa, TileLayout layout, const RowTile& tile) {
-  OUZEL_DISPATCH(isa, MultiplyTile)(layout, tile);
+TileShape tile_shape(Isa isa) { return OUZEL_DISPATCH(isa, Shape)(); }
+void multiply_tiles(Isa isa, TileLayout layout, const RowTile& tiles) {
+  OUZEL_DISPATCH(isa, MultiplyTiles)(layout, tiles);
 }
 
 void pack_panel_transposed(const float* w, std::int64_t stride, std::int64_t inner,

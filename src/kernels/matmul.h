@@ -10,15 +10,30 @@
 namespace ouzel {
 
 inline constexpr std::int64_t kPanelWidth = 32;
-// The inner indices of one packed tile of A: 14 rows of 512 are 28 KiB, which stay in the
-// first-level cache while the panels of B stream past from the second.
+// The most inner indices of one packed tile of A.
 inline constexpr std::int64_t kTileInner = 512;
 // Row stride of a packed row-major tile: 33 cache lines, so that its rows fall into different sets.
 inline constexpr std::int64_t kTileRowStride = kTileInner + 16;
 enum class TileLayout {
   kRowMajor,    // A(i, k) = a[i * kTileRowStride + k]
-  kInnerMajor,  // A(i, k) = a[k * tile_width(isa) + i]
+  kInnerMajor,  // A(i, k) = a[k * width + i], tile by tile
 };
+
+// How an instruction set takes a matrix product.
+struct TileShape {
+  std::int64_t rows = 0;   // of a full tile
+  std::int64_t width = 0;  // the floats that hold them in an inner-major tile
+  // Many rows: the inner indices of a block, and the most tiles that pass one panel of B after the
+  // other. With 14 rows a tile of A (28 KiB of 512 indices) stays in the first-level cache while
+  // the panels of B pass from the second. With 6 rows they would bring a cache line every 6 cycles,
+  // more than a small second level holds or the third gives; so a panel of B (24 KiB of 192
+  // indices) stays, and the tiles of A pass, a third as many bytes.
+  std::int64_t inner = kTileInner;
+  std::int64_t group = 1;
+  // The weight gradient: the rows and columns of the largest rectangle of one task.
+  std::int64_t weight_rows = 0, weight_columns = 0;
+};
+TileShape tile_shape(Isa isa);
 
 // Where the chain of multiply-adds of an element starts and what becomes of its sum s.
 enum class TileSum {
@@ -52,7 +67,7 @@ inline constexpr std::int64_t kFetchInner = 16;
 // Rows of a matrix on their way into panels or inner-major tiles. Piece p of a row, `width` floats
 // from column p * step on (zero beyond the row's end), goes to to + p * to_step; the next row's
 // pieces follow the pieces of this one. Panels are pieces of step = width = kPanelWidth, tiles of
-// step = tile_rows(isa), width = tile_width(isa).
+// step = rows and width = width of the shape.
 //
 // While tiles are computed, `rate` pieces move for every kFetchInner inner indices, and the same
 // pieces of the next row are fetched: copy and latency hide behind the arithmetic.
@@ -71,7 +86,8 @@ struct PanelPack {
 // Rows [0, rows) of A times columns [0, columns) of consecutive panels.
 struct RowTile {
   const float* a = nullptr;
-  std::int64_t rows = 0;  // 1 ... tile_rows(isa)
+  std::int64_t tile_stride = 0;  // from tile to tile of A, where rows are more than one tile's
+  std::int64_t rows = 0;
   std::int64_t inner = 0;
   const float* b = nullptr;
   std::int64_t panel_stride = 0;  // from panel to panel
@@ -83,10 +99,7 @@ struct RowTile {
   PanelPack* pack = nullptr;    // with kInnerMajor
 };
 
-// Rows of a full tile, and the floats that hold them in an inner-major tile.
-int tile_rows(Isa isa);
-int tile_width(Isa isa);
-void multiply_tile(Isa isa, TileLayout layout, const RowTile& tile);
+void multiply_tiles(Isa isa, TileLayout layout, const RowTile& tiles);
 
 // Panel of B(k, j) = w[j * stride + k] for `columns` <= 32 columns: rows of w become columns.
 void pack_panel_transposed(const float* w, std::int64_t stride, std::int64_t inner,

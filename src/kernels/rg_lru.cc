@@ -87,8 +87,8 @@ void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<floa
             const int64_t i = first + j * kLanes;
             lanes.Store(h[j], d, high + i);
             lanes.Store(rest[j], d, low + i);
-            lanes.Output(h[j], d, ot + i, range.stream);
           }
+          lanes.Output(h, d, ot + first, range.stream);
         });
   }
   if (range.stream) hwy::FlushStream();
@@ -123,17 +123,14 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
           }
           Gates<kCount>(d, lanes, rows.rate + first, is_one, open, in, kept, power, part, a, root);
           round_sums<kCount>(d, dh, rest);
+          V dx[kCount], dr[kCount], di[kCount];
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {
             const int64_t i = first + j * kLanes;
-            const auto put = [&](const TokenRows<float>& list, V value) HWY_ATTR {
-              if (list.data == nullptr) return;
-              lanes.Output(value, d, list.data + t * list.stride + i, range.stream);
-            };
             const V x = lanes.Load(d, rows.x.data + t * rows.x.stride + i);
             const V through = hn::Mul(dh[j], root[j]), input = hn::Mul(in[j], x);
-            put(grads.x, hn::Mul(through, in[j]));
-            put(grads.i, hn::Mul(hn::Mul(through, input), hn::Sub(one, in[j])));
+            dx[j] = hn::Mul(through, in[j]);
+            di[j] = hn::Mul(hn::Mul(through, input), hn::Sub(one, in[j]));
             // d root / d L = -a^2 / root; no slope where a is 1 and the root 0.
             const V slope =
                 is_one ? zero
@@ -143,9 +140,15 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
             const V decayed = hn::MulAdd(a[j], lanes.Load(d, before + i), hn::Mul(slope, input));
             const V d_rate = hn::Neg(hn::Mul(hn::Mul(dh[j], decayed), open[j]));
             accumulate(d, lanes, d_rate, grads.rate_high, grads.rate_low, i);
-            put(grads.r,
-                hn::Mul(hn::Mul(d_rate, lanes.Load(d, rows.rate + i)), hn::Sub(one, open[j])));
+            dr[j] = hn::Mul(hn::Mul(d_rate, lanes.Load(d, rows.rate + i)), hn::Sub(one, open[j]));
           }
+          const auto put = [&](const TokenRows<float>& list, const V(&values)[kCount]) HWY_ATTR {
+            if (list.data == nullptr) return;
+            lanes.Output(values, d, list.data + t * list.stride + first, range.stream);
+          };
+          put(grads.x, dx);
+          put(grads.r, dr);
+          put(grads.i, di);
           decay_sums<kCount>(d, dh, rest, kept, power, part, zeros);
           round_sums<kCount>(d, dh, rest);
           OUZEL_UNROLL

@@ -134,12 +134,13 @@ void Rwkv4Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<floa
           Advance<kCount>(d, lanes, rows, first, k, eps, eps_low, holds, kept, power, part, keep,
                           add, past, now);
           if (ot != nullptr) {
+            V out[kCount];
             OUZEL_UNROLL
             for (int j = 0; j < kCount; ++j) {
               const V sum = hn::MulAdd(past[j], alpha[j], hn::Mul(now[j], v[j]));
-              lanes.Output(hn::Div(sum, hn::MulAdd(past[j], beta[j], now[j])), d,
-                           ot + first + j * kLanes, range.stream);
+              out[j] = hn::Div(sum, hn::MulAdd(past[j], beta[j], now[j]));
             }
+            lanes.Output(out, d, ot + first, range.stream);
           }
           AdvanceExponent<kCount>(d, lanes, rows, first, k, holds, eps, eps_low);
           OUZEL_UNROLL
@@ -231,7 +232,7 @@ HWY_INLINE void Return(D d, Lanes lanes, const TokenRange& range, const Rwkv4Row
     d_decay[j] = d_u[j] = zero;
   }
   for (int64_t t = range.tokens; t-- > 0;) {
-    V power[kCount], part[kCount], to_alpha[kCount], to_beta[kCount];
+    V power[kCount], part[kCount], to_alpha[kCount], to_beta[kCount], dk[kCount], dv[kCount];
     hn::Mask<D> kept[kCount];
     OUZEL_UNROLL
     for (int j = 0; j < kCount; ++j) {
@@ -253,7 +254,7 @@ HWY_INLINE void Return(D d, Lanes lanes, const TokenRange& range, const Rwkv4Row
       const V d_add = hn::Mul(add, hn::MulAdd(v, d_alpha[j], d_beta[j]));
       const V d_keep = hn::Mul(decay_factor(d, kept[j], power[j], part[j]),
                                hn::MulAdd(alpha, d_alpha[j], hn::Mul(beta, d_beta[j])));
-      V dk = hn::IfThenElse(holds, d_add, hn::Sub(d_eps[j], d_keep));
+      dk[j] = hn::IfThenElse(holds, d_add, hn::Sub(d_eps[j], d_keep));
       d_eps[j] = hn::IfThenElse(holds, d_eps[j], d_keep);
       const V pushed = hn::IfThenElseZero(holds, d_add);
       d_decay[j] = hn::Add(d_decay[j], hn::Sub(d_eps[j], pushed));
@@ -266,19 +267,18 @@ HWY_INLINE void Return(D d, Lanes lanes, const TokenRange& range, const Rwkv4Row
       // v - out is past times this, and alpha - beta out less than 0 by now times this.
       const V apart = hn::Mul(hn::MulSub(beta, v, alpha), inverse);
       const V d_now = hn::Mul(hn::Mul(from_now, past), apart);
-      dk = hn::Add(dk, d_now);
+      dk[j] = hn::Add(dk[j], d_now);
+      dv[j] = hn::MulAdd(add, d_alpha[j], from_now);
       d_u[j] = hn::Add(d_u[j], d_now);
       to_alpha[j] = from_past;
       to_beta[j] = hn::Neg(hn::Mul(from_past, out));
       eps_low[j] = hn::Sub(hn::IfThenElseZero(holds, eps_low[j]), hn::Add(pushed, d_now));
-
-      if (grads.k.data != nullptr) {
-        lanes.Output(dk, d, grads.k.data + t * grads.k.stride + i, range.stream);
-      }
-      if (grads.v.data != nullptr) {
-        lanes.Output(hn::MulAdd(add, d_alpha[j], from_now), d,
-                     grads.v.data + t * grads.v.stride + i, range.stream);
-      }
+    }
+    if (grads.k.data != nullptr) {
+      lanes.Output(dk, d, grads.k.data + t * grads.k.stride + first, range.stream);
+    }
+    if (grads.v.data != nullptr) {
+      lanes.Output(dv, d, grads.v.data + t * grads.v.stride + first, range.stream);
     }
     decay_sums<kCount>(d, d_alpha, alpha_low, kept, power, part, to_alpha);
     decay_sums<kCount>(d, d_beta, beta_low, kept, power, part, to_beta);

@@ -23,6 +23,8 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
 constexpr int kTokens = 4;
+constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
+constexpr int kLine = HWY_MAX(1, 16 / kLanes);  // vectors of a cache line
 
 // z of kCount tokens from `x` on. kWidth 0: the width is known at run time only.
 template <int kCount, int kWidth, class Lanes>
@@ -65,15 +67,20 @@ void ConvBlock(const ConvTokens& c, int64_t token, float* y, int64_t y_stride) {
   const float* const* x = kWidth == 0 ? c.x + token : rows;
   const float* next[kCount];
   for (int t = 0; t < kCount; ++t) next[t] = NextRow(c, token + kCount + t);
-  ForVectors(d, c.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+  ForGroups<kLine>(d, c.channels, [&](int64_t i, auto lanes, auto vectors) HWY_ATTR {
     HWY_UNROLL(4)
     for (int t = 0; t < kCount; ++t) hwy::Prefetch(next[t] + i);
-    V z[kCount];
-    Convolve<kCount, kWidth>(d, c, x, i, lanes, z);
-    HWY_UNROLL(4)
-    for (int t = 0; t < kCount; ++t) {
-      lanes.Output(kSilu ? math::silu(d, z[t]) : z[t], d, y + t * y_stride + i, c.stream);
+    constexpr int kVectors = vectors;
+    V out[kCount][kVectors];
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      V z[kCount];
+      Convolve<kCount, kWidth>(d, c, x, i + j * kLanes, lanes, z);
+      HWY_UNROLL(4)
+      for (int t = 0; t < kCount; ++t) out[t][j] = kSilu ? math::silu(d, z[t]) : z[t];
     }
+    HWY_UNROLL(4)
+    for (int t = 0; t < kCount; ++t) lanes.Output(out[t], d, y + t * y_stride + i, c.stream);
   });
 }
 

@@ -255,7 +255,7 @@ HWY_INLINE bool pack_feature_panels(const float* const* rows, std::int64_t count
     for (std::int64_t c = 0; c < whole; c += kPanel, out += stride) {
       for (std::int64_t i = 0; i < kPanel; i += kStep) {
         const auto x = hn::LoadU(d, rows[r] + c + i);
-        nothing = hn::MulAdd(x, hn::Zero(d), nothing);
+        nothing = hn::Or(nothing, hn::Mul(x, hn::Zero(d)));
         hn::StoreU(x, d, out + i);
       }
     }

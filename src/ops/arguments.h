@@ -74,6 +74,12 @@ class Sequences {
   Segment operator[](std::int64_t n) const {
     return given_ != nullptr ? given_->list[static_cast<std::size_t>(n)] : Segment{n, 0, tokens_};
   }
+  // Without tokens and states (views, null where not wanted) there is nothing to compute, however
+  // many channels or heads are without them.
+  template <class... Views>
+  bool are_empty(const Views&... states) const {
+    return tokens_ == 0 && (... && (states.data == nullptr));
+  }
   // Zeros in the rows of [B, T, ...] float32 that are in no segment; an absent tensor is left
   // alone.
   void zero_padding(const Tensor& rows) const;

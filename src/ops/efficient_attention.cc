@@ -257,6 +257,7 @@ void efficient_attention(Context& context, const EfficientAttentionOptions& opti
   const auto o = required<float, 4>(c.op, "o", outputs.o, c.o_shape);
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.s_shape);
   const auto lse = view_of<float, 3>(c.op, "lse", outputs.lse, c.lse_shape);
+  if (c.sequences.are_empty(final, lse)) return;
   if (!options.causal && (final.data != nullptr || lse.data != nullptr)) {
     refuse(c.op, "only the causal form has states");
   }
@@ -283,6 +284,7 @@ void efficient_attention_backward(Context& context, const EfficientAttentionOpti
                                   const EfficientAttentionInputGrads& input_grads) {
   const Call c("efficient_attention_backward", options, inputs);
   const Grads g(c, output_grads, input_grads);
+  if (c.sequences.are_empty(g.first, g.lse)) return;
   const Isa isa = context.isa();
   each_head<BackwardWork>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& b) {
     options.causal ? causal_backward(isa, c, g, seq, n, h, b) : full_backward(isa, c, g, seq, h, b);

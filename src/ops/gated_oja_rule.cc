@@ -140,6 +140,7 @@ void gated_oja_rule(Context& context, const GatedOjaRuleOptions& options,
   const Call c("gated_oja_rule", options, inputs);
   const auto o_rows = required<float, 4>(c.op, "o", o, c.o_shape);
   const auto final = view_of<float, 4>(c.op, "final_state", final_state, c.s_shape);
+  if (c.sequences.are_empty(final)) return;
   check_gates(context, c);
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
@@ -172,6 +173,7 @@ void gated_oja_rule_backward(Context& context, const GatedOjaRuleOptions& option
   const auto dbeta = view_of<float, 3>(c.op, "dbeta", grads.beta, c.beta_shape);
   const auto dgv = view_of<float, 4>(c.op, "dgv", grads.gv, c.o_shape);
   const auto d_first = view_of<float, 4>(c.op, "d_initial_state", grads.initial_state, c.s_shape);
+  if (c.sequences.are_empty(d_first)) return;
   check_gates(context, c);
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();

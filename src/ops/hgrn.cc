@@ -28,6 +28,7 @@ void hgrn(Context& context, const HgrnInputs& inputs, const HgrnOutputs& outputs
   const auto o = required<float, 3>(op, "o", outputs.o, shape);
   const auto final = view_of<float, 2>(op, "final_state", outputs.final_state, states);
   const auto final_residue = view_of<float, 2>(op, "final_residue", outputs.final_residue, states);
+  if (sequences.are_empty(final, final_residue)) return;
 
   const ChannelBlocks blocks(sequences.count(), channels, kBlock);
   const bool stream = is_streamed(o);
@@ -68,6 +69,7 @@ void hgrn_backward(Context& context, const HgrnInputs& inputs, const ConstTensor
   const auto dx_rows = view_of<float, 3>(op, "dx", dx, shape);
   const auto dg_rows = view_of<float, 3>(op, "dg", dg, shape);
   const auto d_first = view_of<float, 2>(op, "d_initial", d_initial, states);
+  if (sequences.are_empty(d_first)) return;
 
   const ChannelBlocks blocks(sequences.count(), channels, kBlock);
   const bool stream = is_streamed(dx_rows) && is_streamed(dg_rows);

@@ -157,6 +157,7 @@ void log_linear_attention(Context& context, const LogLinearAttentionOptions& opt
   const Call c("log_linear_attention", inputs);
   const auto o_rows = required<float, 4>(c.op, "o", o, c.o_shape);
   const double scale = checked(c.op, "scale", options.scale);
+  if (c.sequences.are_empty()) return;
   check_gates(context, c);
   each_head<Work>(context, c, c.heads, [&](auto, auto j, const Segment& seq, auto& w) {
     for (std::int64_t t = 0; t < seq.length; ++t) {
@@ -183,6 +184,7 @@ void log_linear_attention_backward(Context& context, const LogLinearAttentionOpt
   const auto dg = view_of<float, 3>(c.op, "dg", grads.g, c.g_shape);
   const auto d_levels =
       view_of<float, 4>(c.op, "dlevel_scales", grads.level_scales, c.lambda.extent);
+  if (c.sequences.are_empty()) return;
   check_gates(context, c);
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();

@@ -149,6 +149,7 @@ void mlstm(Context& context, const MlstmOptions& options, const MlstmInputs& inp
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.s_shape);
   const auto z_final = view_of<float, 3>(c.op, "z", outputs.z, c.z_shape);
   const auto m_final = view_of<float, 2>(c.op, "m", outputs.m, c.m_shape);
+  if (c.sequences.are_empty(final, z_final, m_final)) return;
   const Sizes& z = c.sizes;
   each_head<Work>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& w) {
     begin(c, seq, n, h, w);
@@ -180,6 +181,7 @@ void mlstm_backward(Context& context, const MlstmOptions& options, const MlstmIn
   const auto ds0 = view_of<float, 4>(c.op, "d_initial_state", grads.initial_state, c.s_shape);
   const auto dz0 = view_of<float, 3>(c.op, "d_initial_z", grads.initial_z, c.z_shape);
   const auto dm0 = view_of<float, 2>(c.op, "d_initial_m", grads.initial_m, c.m_shape);
+  if (c.sequences.are_empty(ds0, dz0, dm0)) return;
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
   const std::int64_t size = z.keys * z.columns();

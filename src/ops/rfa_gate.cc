@@ -205,6 +205,7 @@ void rfa_gate(Context& context, const RfaGateInputs& inputs, const RfaGateOutput
   const auto o = required<float, 4>(c.op, "o", outputs.o, c.o_shape);
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.s_shape);
   const auto z_final = view_of<float, 3>(c.op, "z", outputs.z, c.z_shape);
+  if (c.sequences.are_empty(final, z_final)) return;
   check_gates(context, c);
   const Sizes& z = c.sizes;
   each_head<Work>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& w) {
@@ -234,6 +235,7 @@ void rfa_gate_backward(Context& context, const RfaGateInputs& inputs,
   const auto dsigma = view_of<float, 1>(c.op, "dsigma", grads.sigma, {c.sizes.keys});
   const auto ds0 = view_of<float, 4>(c.op, "d_initial_state", grads.initial_state, c.s_shape);
   const auto dz0 = view_of<float, 3>(c.op, "d_initial_z", grads.initial_z, c.z_shape);
+  if (c.sequences.are_empty(ds0, dz0)) return;
   check_gates(context, c);
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();

@@ -65,6 +65,7 @@ void rg_lru(Context& context, const RgLruOptions& options, const RgLruInputs& in
   const auto final = view_of<float, 2>(c.op, "final_state", outputs.final_state, c.states);
   const auto final_residue =
       view_of<float, 2>(c.op, "final_residue", outputs.final_residue, c.states);
+  if (c.sequences.are_empty(final, final_residue)) return;
 
   const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);
   const bool stream = is_streamed(o);
@@ -100,6 +101,7 @@ void rg_lru_backward(Context& context, const RgLruOptions& options, const RgLruI
   const auto di = view_of<float, 3>(c.op, "di", grads.i, c.shape);
   const auto da = view_of<float, 1>(c.op, "da_param", grads.a_param, {c.channels});
   const auto d_first = view_of<float, 2>(c.op, "d_initial", grads.initial_state, c.states);
+  if (c.sequences.are_empty(d_first)) return;
 
   // A task owns channels of all sequences, whose parameters they share.
   const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);

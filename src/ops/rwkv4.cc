@@ -82,6 +82,7 @@ void rwkv4(Context& context, const Rwkv4Inputs& inputs, const Rwkv4Outputs& outp
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.states);
   const auto final_residue =
       view_of<float, 4>(c.op, "final_residue", outputs.final_residue, c.states);
+  if (c.sequences.are_empty(final, final_residue)) return;
 
   const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);
   const bool stream = is_streamed(o);
@@ -120,6 +121,7 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
   const auto dw = view_of<float, 1>(c.op, "dw", grads.w, {c.channels});
   const auto du = view_of<float, 1>(c.op, "du", grads.u, {c.channels});
   const auto d_first = view_of<float, 4>(c.op, "d_initial", grads.initial_state, c.states);
+  if (c.sequences.are_empty(d_first)) return;
 
   // A task owns channels of all sequences, whose parameters they share.
   const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);

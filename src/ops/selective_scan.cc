@@ -97,6 +97,7 @@ void selective_scan(Context& context, const SelectiveScanOptions& options,
   const auto final = view_of<float, 3>(c.op, "final_state", outputs.final_state, c.states);
   const auto final_residue =
       view_of<float, 3>(c.op, "final_residue", outputs.final_residue, c.states);
+  if (c.sequences.are_empty(final, final_residue)) return;
 
   const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);
   const bool stream = is_streamed(o);
@@ -139,6 +140,7 @@ void selective_scan_backward(Context& context, const SelectiveScanOptions& optio
   const auto dd = view_of<float, 1>(c.op, "dD", grads.d, {c.channels});
   const auto dbias = view_of<float, 1>(c.op, "ddt_bias", grads.dt_bias, {c.channels});
   const auto d_first = view_of<float, 3>(c.op, "d_initial", grads.initial_state, c.states);
+  if (c.sequences.are_empty(d_first)) return;
 
   // A task owns channels of all sequences, whose parameters they share; its shares of dB and dC are
   // added up when all tasks are done.

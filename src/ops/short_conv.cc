@@ -240,6 +240,7 @@ void short_conv(Context& context, const ShortConvOptions& options, const ShortCo
   require(y.present(), s.op, "y");
   const auto out = s.rows<float>(y, "y");
   const auto final_view = s.states<float>(final_state, "final_state");
+  if (s.tokens == 0 && final_view.data == nullptr) return;
 
   Context::Impl& impl = context.impl();
   const Parameters parameters(s, weight, bias, impl.shared<float>(Parameters::floats(s)));
@@ -287,6 +288,7 @@ void short_conv_backward(Context& context, const ShortConvOptions& options,
   const auto dweight_view = s.weight<float>(dweight, "dweight");
   const auto dbias_view = s.channel<float>(dbias, "dbias");
   const auto d_initial_view = s.states<float>(d_initial, "d_initial");
+  if (s.tokens == 0 && d_initial_view.data == nullptr) return;
 
   const bool silu = options.activation == ConvActivation::kSilu;
   const std::int64_t before = s.width - 1, channels = s.channels;

@@ -156,6 +156,7 @@ void slots_forward(Context& context, const char* op, std::optional<double> scale
   const auto hkt = view_of<float, 4>(op, "hkt", final.hk, c.hk_shape);
   const auto hvt = view_of<float, 4>(op, "hvt", final.hv, c.hv_shape);
   const auto lset = view_of<float, 3>(op, "lset", final.lse, c.lse_shape);
+  if (c.sequences.are_empty(hkt, hvt, lset)) return;
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
   LargestDecay decay;
@@ -194,6 +195,7 @@ void slots_backward(Context& context, const char* op, std::optional<double> scal
   const auto dhk0 = view_of<float, 4>(op, "dhk0", grads.hk, c.hk_shape);
   const auto dhv0 = view_of<float, 4>(op, "dhv0", grads.hv, c.hv_shape);
   const auto dlse0 = view_of<float, 3>(op, "dlse0", grads.lse, c.lse_shape);
+  if (c.sequences.are_empty(dhk0, dhv0, dlse0)) return;
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
   const bool averages = c.g.data == nullptr;

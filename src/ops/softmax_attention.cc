@@ -36,6 +36,7 @@ void softmax_attention(Context& context, const SoftmaxAttentionOptions& options,
           DType::kF64);
   }
   const Sequences sequences = find_sequences(kOp, inputs, sizes);
+  if (sizes.queries == 0) return;
   clear_outside<float>(outputs.o, sequences.queries);
   if (outputs.lse.present()) clear_outside<double>(outputs.lse, sequences.queries);
 

@@ -47,6 +47,7 @@ void softmax_attention_backward(Context& context, const SoftmaxAttentionOptions&
           {sizes.batch, sizes.keys, sizes.key_heads, sizes.value_size});
     clear_outside<float>(dv, sequences.keys);
   }
+  if (sizes.queries == 0 && sizes.keys == 0) return;
 
   auto& impl = context.impl();
   const std::int64_t group = sizes.group();

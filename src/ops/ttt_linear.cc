@@ -260,6 +260,7 @@ void ttt_linear(Context& context, const TttLinearOptions& options, const TttLine
   const auto o = required<float, 4>(c.op, "o", outputs.o, c.shape);
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.s_shape);
   const auto bias = view_of<float, 3>(c.op, "final_bias", outputs.final_bias, c.hb_shape);
+  if (c.sequences.are_empty(final, bias)) return;
   const Isa isa = context.isa();
   const std::int64_t d = c.sizes.width;
   each_head<Work>(context, c, c.heads, [&](auto n, auto h, const Segment& seq, auto& w) {
@@ -300,6 +301,7 @@ void ttt_linear_backward(Context& context, const TttLinearOptions& options,
   const auto deta = view_of<float, 3>(c.op, "deta", grads.eta, c.eta_shape);
   const auto ds0 = view_of<float, 4>(c.op, "d_initial_state", grads.initial_state, c.s_shape);
   const auto dhb0 = view_of<float, 3>(c.op, "d_initial_bias", grads.initial_bias, c.hb_shape);
+  if (c.sequences.are_empty(ds0, dhb0)) return;
   const Isa isa = context.isa();
   const Sizes& z = c.sizes;
   const std::int64_t d = z.width;
