@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "bench/case.h"
 #include "bench/measure.h"
@@ -25,13 +26,26 @@ struct ChunkedScan {
   bool per_key = false;         // which of the two
   const float* beta = nullptr;  // [T, H]: v_t becomes beta_t (v_t - S^T k_t), S decayed already
   const float *a = nullptr, *b = nullptr;  // [T, H, K]: erases b_t (S_{t-1}^T a_t)^T
-  float* o = nullptr;
 };
-void chunked_scan(const OpenBlas& blas, Isa isa, const ChunkedScan& scan);
+std::int64_t chunked_states(const ChunkedScan& scan);  // numbers: the state before each chunk
+void chunked_scan(const OpenBlas& blas, Isa isa, const ChunkedScan& scan, float* o, float* states);
 
-// `row` with the time of that over the time of `ours`, which fills `o`; `scan.o` is of no account.
-// `error`: the RMS of their difference over that of o.
-Row over_chunked_blas(Row row, const CaseOptions& options, ChunkedScan scan, const Data& o,
-                      const std::function<void()>& ours);
+struct ChunkedGradients {
+  float *q = nullptr, *k = nullptr, *v = nullptr, *g = nullptr, *beta = nullptr;
+  float *a = nullptr, *b = nullptr;
+};
+void chunked_backward(const OpenBlas& blas, Isa isa, const ChunkedScan& scan, const float* states,
+                      const float* d_o, const ChunkedGradients& to);
+
+// What is to be agreed on: ours, theirs.
+struct ComparedArrays {
+  const Data* ours;
+  const Data* theirs;
+};
+// `row` with the time of OpenBLAS's call over that of ours, and the largest RMS of a difference
+// over the RMS of ours.
+Row over_blas(Row row, const CaseOptions& options, const std::function<void()>& ours,
+              const std::function<void(const OpenBlas&)>& theirs,
+              const std::vector<ComparedArrays>& compared);
 
 }  // namespace ouzel::bench

@@ -59,27 +59,72 @@ bool is_in_chunked_form(const LawCase& law) {
   return std::find(std::begin(forms), std::end(forms), law.law) != std::end(forms);
 }
 
-Row chunked(const LawCase& law, std::int64_t d, const CaseOptions& bench) {
-  const LawProblem p(law, kTokens, d, Gates::kMild);
+ChunkedScan chunked_scan_of(const LawProblem& p, std::int64_t d) {
   const auto data = [&p](const char* name) {
     const Data* found = p.find(name);
     return found != nullptr ? found->data() : nullptr;
   };
-  ChunkedScan scan{.tokens = kTokens,
-                   .heads = kHeads,
-                   .size = d,
-                   .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d))),
-                   .q = data("q"),
-                   .k = data("k"),
-                   .v = data("v"),
-                   .g = data("g"),
-                   .beta = data("beta"),
-                   .a = data("a"),
-                   .b = data("b")};
-  scan.per_key = scan.g != nullptr && p.inputs.g.rank == 4;
+  return {.tokens = kTokens,
+          .heads = kHeads,
+          .size = d,
+          .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d))),
+          .q = data("q"),
+          .k = data("k"),
+          .v = data("v"),
+          .g = data("g"),
+          .per_key = p.inputs.g.rank == 4,
+          .beta = data("beta"),
+          .a = data("a"),
+          .b = data("b")};
+}
+
+Row chunked_forward(const LawCase& law, std::int64_t d, const CaseOptions& bench) {
+  LawProblem p(law, kTokens, d, Gates::kMild);
+  const ChunkedScan scan = chunked_scan_of(p, d);
+  const Data theirs = p.o().like(), states = Data::empty({chunked_states(scan)});
   Context context = bench.context(1);
-  return over_chunked_blas(row_of(law, "forward", "", kTokens, d, ""), bench, scan, p.o(),
-                           [&] { (*law.law)(context, {}, p.inputs, p.outputs); });
+  return over_blas(
+      row_of(law, "forward", "", kTokens, d, ""), bench,
+      [&] { (*law.law)(context, {}, p.inputs, p.outputs); },
+      [&](const OpenBlas& blas) {
+        chunked_scan(blas, bench.isa, scan, theirs.data(), states.data());
+      },
+      {{&p.o(), &theirs}});
+}
+
+// Both with the states that a forward call kept.
+Row chunked_backward(const LawCase& law, std::int64_t d, const CaseOptions& bench) {
+  LawProblem p(law, kTokens, d, Gates::kMild);
+  const Data d_o(99, {1, kTokens, kHeads, d});
+  const RecurrenceInputGrads grads = p.gradients();
+  Context context = bench.context(1);
+  const Buffer saved(law.law->saved_bytes({}, p.inputs));
+  p.outputs.saved = saved.data();
+  (*law.law)(context, {}, p.inputs, p.outputs);
+
+  const ChunkedScan scan = chunked_scan_of(p, d);
+  const Data states = Data::empty({chunked_states(scan)}), o = p.o().like();
+  if (const OpenBlas* blas = OpenBlas::get()) {
+    chunked_scan(*blas, bench.isa, scan, o.data(), states.data());
+  }
+  std::map<std::string, Data> theirs;
+  std::vector<ComparedArrays> compared;
+  const auto gradient = [&](const char* name) -> float* {
+    const Data* ours = p.find_gradient(name);
+    if (ours == nullptr) return nullptr;
+    const Data& data = theirs.emplace(name, ours->like()).first->second;
+    compared.push_back({ours, &data});
+    return data.data();
+  };
+  const ChunkedGradients to = {gradient("q"),    gradient("k"), gradient("v"), gradient("g"),
+                               gradient("beta"), gradient("a"), gradient("b")};
+  return over_blas(
+      row_of(law, "backward", "", kTokens, d, ""), bench,
+      [&] { law.law->backward(context, {}, p.inputs, saved.data(), {.o = d_o.tensor()}, grads); },
+      [&](const OpenBlas& blas) {
+        chunked_backward(blas, bench.isa, scan, states.data(), d_o.data(), to);
+      },
+      compared);
 }
 
 Row backward(const LawCase& law, std::int64_t d, Gates gates, const char* variant,
@@ -160,7 +205,10 @@ void add_law_cases(std::vector<Case>& cases) {
         return backward(law, d, Gates::kMild, "mild gates", bench);
       });
       if (is_in_chunked_form(law)) {
-        add(name + "/chunked", d, [=](const CaseOptions& bench) { return chunked(law, d, bench); });
+        add(name + "/forward_chunked", d,
+            [=](const CaseOptions& bench) { return chunked_forward(law, d, bench); });
+        add(name + "/backward_chunked", d,
+            [=](const CaseOptions& bench) { return chunked_backward(law, d, bench); });
       }
       add(name + "/step", d, [=](const CaseOptions& bench) { return step(law, d, false, bench); });
       add(name + "/step_two_parts", d,

@@ -33,16 +33,19 @@ class LawProblem {
   RecurrenceOutputs outputs;
   const Data& o() const { return o_; }
   // An input of this name; null if the law has none.
-  const Data* find(const std::string& name) const {
-    const auto found = data_.find(name);
-    return found == data_.end() ? nullptr : &found->second;
-  }
+  const Data* find(const std::string& name) const { return find(data_, name); }
+  // Its gradient, after gradients().
+  const Data* find_gradient(const std::string& name) const { return find(gradients_, name); }
 
   // Memory for the gradients of all inputs.
   RecurrenceInputGrads gradients();
   void consume(const char* what) const;
 
  private:
+  static const Data* find(const std::map<std::string, Data>& list, const std::string& name) {
+    const auto found = list.find(name);
+    return found == list.end() ? nullptr : &found->second;
+  }
   void add(const std::string& name, const std::string& axes, std::int64_t tokens, std::int64_t d,
            Gates gates);
 

@@ -52,9 +52,10 @@ void OpenBlas::sgemm(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n,
          1.0f, a, narrow(at ? m : k), b, narrow(bt ? k : n), beta, c, narrow(n));
 }
 
-void OpenBlas::solve_unit_lower(std::int64_t m, std::int64_t n, const float* l, float* x) const {
-  strsm_(kRowMajor, kLeft, kLower, kNoTrans, kUnit, narrow(m), narrow(n), 1.0f, l, narrow(m), x,
-         narrow(n));
+void OpenBlas::solve_unit_lower(Transpose tl, std::int64_t m, std::int64_t n, const float* l,
+                                float* x) const {
+  strsm_(kRowMajor, kLeft, kLower, tl == Transpose::kYes ? kTrans : kNoTrans, kUnit, narrow(m),
+         narrow(n), 1.0f, l, narrow(m), x, narrow(n));
 }
 
 }  // namespace ouzel::bench

@@ -22,9 +22,10 @@ class OpenBlas {
   // k]).
   void sgemm(Transpose ta, Transpose tb, std::int64_t m, std::int64_t n, std::int64_t k,
              const float* a, const float* b, float beta, float* c) const;
-  // x [m, n] := l^-1 x, row-major; l [m, m] is lower triangular with a diagonal of ones, which is
-  // not read.
-  void solve_unit_lower(std::int64_t m, std::int64_t n, const float* l, float* x) const;
+  // x [m, n] := l^-1 x (or its transpose's), row-major; l [m, m] is lower triangular with a
+  // diagonal of ones, which is not read.
+  void solve_unit_lower(Transpose tl, std::int64_t m, std::int64_t n, const float* l,
+                        float* x) const;
 
  private:
   OpenBlas();

@@ -129,17 +129,51 @@ Row backward(const typename Law::Options& options, std::string variant, std::int
   return row;
 }
 
-Row chunked(std::int64_t d, const CaseOptions& bench) {
-  Problem p(d, 0);
+ChunkedScan chunked_scan_of(const Problem& p) {
+  return {.tokens = kTokens,
+          .heads = kHeads,
+          .size = p.d,
+          .q = p.q.data(),
+          .k = p.k.data(),
+          .v = p.v.data()};
+}
+
+Row chunked_forward(std::int64_t d, const CaseOptions& bench) {
+  const Problem p(d, 0);
+  const ChunkedScan scan = chunked_scan_of(p);
+  const Data theirs = p.o.like(), states = Data::empty({chunked_states(scan)});
   Context context = bench.context(1);
-  const ChunkedScan scan{.tokens = kTokens,
-                         .heads = kHeads,
-                         .size = d,
-                         .q = p.q.data(),
-                         .k = p.k.data(),
-                         .v = p.v.data()};
-  return over_chunked_blas(p.row(LinearAttention::kName, "forward", ""), bench, scan, p.o,
-                           [&] { LinearAttention::forward(context, {.scale = 1}, p); });
+  return over_blas(
+      p.row(LinearAttention::kName, "forward", ""), bench,
+      [&] { LinearAttention::forward(context, {.scale = 1}, p); },
+      [&](const OpenBlas& blas) {
+        chunked_scan(blas, bench.isa, scan, theirs.data(), states.data());
+      },
+      {{&p.o, &theirs}});
+}
+
+Row chunked_backward(std::int64_t d, const CaseOptions& bench) {
+  const Problem p(d, 0);
+  const ChunkedScan scan = chunked_scan_of(p);
+  const Data d_o(6, {1, kTokens, kHeads, d}), states = Data::empty({chunked_states(scan)});
+  const Data ours[] = {p.o.like(), p.o.like(), p.o.like()};
+  const Data theirs[] = {p.o.like(), p.o.like(), p.o.like()};
+  if (const OpenBlas* blas = OpenBlas::get()) {
+    chunked_scan(*blas, bench.isa, scan, p.o.data(), states.data());
+  }
+  Context context = bench.context(1);
+  return over_blas(
+      p.row(LinearAttention::kName, "backward", ""), bench,
+      [&] {
+        LinearAttention::backward(
+            context, {.scale = 1}, p, nullptr, {.o = d_o.tensor()},
+            {.q = ours[0].tensor(), .k = ours[1].tensor(), .v = ours[2].tensor()});
+      },
+      [&](const OpenBlas& blas) {
+        chunked_backward(blas, bench.isa, scan, states.data(), d_o.data(),
+                         {theirs[0].data(), theirs[1].data(), theirs[2].data()});
+      },
+      {{&ours[0], &theirs[0]}, {&ours[1], &theirs[1]}, {&ours[2], &theirs[2]}});
 }
 
 // The same calls on one thread and on two, as many as take milliseconds: a model's calls come one
@@ -184,7 +218,10 @@ void add_recurrence_cases(std::vector<Case>& cases) {
     add("linear_attention/forward/position_1000000", d, [=](const CaseOptions& bench) {
       return forward<LinearAttention>({}, "identity, at position 1,000,000", d, 1'000'000, bench);
     });
-    add("linear_attention/chunked", d, [=](const CaseOptions& bench) { return chunked(d, bench); });
+    add("linear_attention/forward_chunked", d,
+        [=](const CaseOptions& bench) { return chunked_forward(d, bench); });
+    add("linear_attention/backward_chunked", d,
+        [=](const CaseOptions& bench) { return chunked_backward(d, bench); });
     add("retention/forward", d,
         [=](const CaseOptions& bench) { return forward<Retention>({}, "", d, 0, bench); });
     add("retention/backward", d,
