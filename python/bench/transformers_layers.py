@@ -1,15 +1,18 @@
 """Layers of transformers on the CPU: the torch path against ouzel.transformers, in one process.
 
 usage: transformers_layers.py [--layers NAME...] [--tokens N...] [--what WHAT...] [--threads N]
-                              [--dtype TYPE] [--repeat N]
+                              [--dtype TYPE] [--repeat N] [--parts]
 
 For each layer and length: milliseconds of a prefill (forward, no gradients) and of a training step (forward
 and backward), least of the repetitions, which take turns. Both paths share the linear projections, whose time
 alone is `linear`; `bound` is what a path with nothing but them would gain, `between` the ratio of what lies
-between them.
+between them. With --parts also each function that is replaced, by itself, on the inputs that the layer gives
+it: convolution, scan, norm; in a step with its backward pass, where the layer's inputs need gradients.
 """
 
 import argparse
+import functools
+import inspect
 import sys
 import time
 
@@ -61,13 +64,96 @@ def linear_inputs(module, x):
     return seen
 
 
+def recorded(function, name, calls):
+    """The function, which notes its calls."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        calls.append((name, function, args, kwargs))
+        return function(*args, **kwargs)
+
+    return call
+
+
+def torch_calls(module, x):
+    """The calls of a forward pass of what ouzel.transformers replaces."""
+    places, calls = [], []
+    for owner in module.modules():
+        kind = type(owner)
+        for name in ouzel.transformers.LAYERS.get(kind.__name__, {}):
+            # A method of the class, or a function that its module has.
+            place = kind if hasattr(kind, name) else inspect.getmodule(inspect.unwrap(kind.forward))
+            places.append((place, name, getattr(place, name)))
+    for place, name, function in places:
+        label = f"{place.__name__}.{name}" if inspect.isclass(place) else name
+        setattr(place, name, recorded(function, label, calls))
+    try:
+        module(x)
+    finally:
+        for place, name, function in places:
+            setattr(place, name, function)
+    return calls
+
+
+def ouzel_calls(module, x, context):
+    """Those of an accelerated one in their places, with tensors laid out as it has them."""
+    rows, calls = ouzel.transformers.LAYERS.values(), []
+    before = [dict(row) for row in rows]
+    for row in rows:
+        row.update({name: recorded(f, name, calls) for name, f in row.items() if not hasattr(f, "__wrapped__")})
+    try:
+        with ouzel.transformers.accelerate(module, context=context):
+            module(x)
+    finally:
+        for row, functions in zip(rows, before):
+            row.update(functions)
+    return calls
+
+
+def leaf(x):
+    """With a gradient of its own, of the same strides."""
+    return x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+
+
+def part(call, what):
+    """A call by itself, for a prefill or a step."""
+    _, function, args, kwargs = call
+    args, kwargs = [leaf(a) for a in args], {n: leaf(a) for n, a in kwargs.items()}
+    leaves = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+
+    def forward():
+        with torch.no_grad():
+            function(*args, **kwargs)
+
+    def step():
+        result = function(*args, **kwargs)
+        first = result[0] if isinstance(result, tuple) else result
+        first.backward(torch.ones_like(first))
+        for x in leaves:
+            x.grad = None
+
+    return forward if what == "prefill" else step
+
+
+def measure_parts(module, x, what, repeat, context):
+    """Each replaced function alone."""
+    x = x.detach().requires_grad_(what == "step")
+    pairs = list(zip(torch_calls(module, x), ouzel_calls(module, x, context), strict=True))
+    for theirs, mine in pairs:
+        assert theirs[0].endswith(mine[0])
+        functions = part(theirs, what), part(mine, what)
+        times = [[milliseconds(function) for function in functions] for _ in range(repeat + 1)]
+        torch_ms, ouzel_ms = map(min, zip(*times[1:]))
+        print(f"    {theirs[0]:35} {torch_ms:9.1f} {ouzel_ms:9.1f} {torch_ms / ouzel_ms:7.2f}", flush=True)
+
+
 def milliseconds(function):
     begin = time.perf_counter()
     function()
     return 1e3 * (time.perf_counter() - begin)
 
 
-def measure(name, tokens, what, dtype, repeat, context):
+def measure(name, tokens, what, dtype, repeat, context, with_parts):
     module, width = layer(name, dtype)
     x = torch.randn(1, tokens, width, dtype=dtype)
     linear = linear_inputs(module, x)
@@ -114,6 +200,8 @@ def measure(name, tokens, what, dtype, repeat, context):
             f" {(torch_ms - linear_ms) / max(ouzel_ms - linear_ms, 1e-3):8.1f}",
             flush=True,
         )
+        if with_parts:
+            measure_parts(module, x, kind, repeat, context)
 
 
 def main():
@@ -124,6 +212,7 @@ def main():
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--parts", action="store_true")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)
@@ -134,7 +223,7 @@ def main():
     for name in options.layers:
         for tokens in options.tokens:
             dtype = getattr(torch, options.dtype)
-            measure(name, tokens, options.what, dtype, options.repeat, context)
+            measure(name, tokens, options.what, dtype, options.repeat, context, options.parts)
 
 
 if __name__ == "__main__":

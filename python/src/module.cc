@@ -32,6 +32,11 @@ const char* exception_of(ouzel::ErrorKind kind) {
 }  // namespace
 
 NB_MODULE(_core, module) {
+#ifndef __SANITIZE_ADDRESS__
+  // What outlives Python in a graph of a framework that refers to itself is no fault of ours to
+  // report.
+  nb::set_leak_warnings(false);
+#endif
   module.attr("__version__") = ouzel::version();
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {

@@ -111,6 +111,7 @@ LONG = """
 import os, signal, sys, threading, time
 import numpy as np
 import ouzel
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
 context = ouzel.Context(threads=2, isa="portable")
 x = np.broadcast_to(np.full((1, 1, 1, 64), 0.1, np.float32), (1, 1 << 21, 1, 64))
 g = np.zeros((1, 1, 1), np.float32)
@@ -272,9 +273,8 @@ def test_a_call_costs_little():
     q, k, v = arrays((1, 1, 1, 16))
     g = beta = np.zeros((1, 1, 1), np.float32)
     context = ouzel.Context(threads=1)
-    best = float("inf")
-    for _ in range(200):
-        # Of this thread alone: other work of the machine does not count.
+    best, last = float("inf"), time.monotonic() + 10
+    while best >= 15e-6 and time.monotonic() < last:  # other work of the machine slows it down
         begin = time.thread_time()
         for _ in range(50):
             ouzel.gated_delta_rule(q, k, v, g, beta, output_final_state=True, context=context)

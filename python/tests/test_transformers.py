@@ -1,193 +1,20 @@
-"""ouzel.transformers: models of every architecture of the table, tiny and random, against themselves."""
+"""ouzel.transformers: what accelerated models compute, against the same models by themselves."""
 
-import contextlib
-import copy
-import io
-import pathlib
-import pickle
-import sys
-import warnings
+import gc
 
 import pytest
 
 import ouzel
 
 torch = pytest.importorskip("torch")
-
-
-@contextlib.contextmanager
-def without(package):
-    """transformers looks for faster kernels when a model's module is imported: these need a GPU."""
-    before = sys.modules.get(package)
-    sys.modules[package] = None
-    try:
-        yield
-    finally:
-        sys.modules.pop(package)
-        if before is not None:
-            sys.modules[package] = before
-
-
 transformers = pytest.importorskip("transformers", minversion="5.0")
-transformers.logging.set_verbosity_error()
 
 import ouzel.transformers  # noqa: E402
+from transformers_models import (  # noqa: E402
+    MODELS, both, close, every_model, logits, mixer, model, one_thread, some_models, tokens,
+)  # fmt: skip
 
-LINEAR_AND_FULL = ["linear_attention", "full_attention"]
-COMMON = dict(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=None,
-    tie_word_embeddings=False,
-)
-GATED_DELTA = dict(
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
-    linear_key_head_dim=8,
-    linear_value_head_dim=16,
-    layer_types=LINEAR_AND_FULL,
-)
-EXPERTS = dict(
-    num_experts=4,
-    num_experts_per_tok=2,
-    moe_intermediate_size=16,
-    shared_expert_intermediate_size=16,
-)
-LATENT = dict(
-    num_key_value_heads=4, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8
-)
-MAMBA2 = dict(
-    mamba_n_heads=8, mamba_d_head=8, mamba_d_state=16, mamba_n_groups=2, mamba_chunk_size=8
-)
-MODELS = {
-    "bailing_hybrid": dict(
-        LATENT,
-        **EXPERTS,
-        layer_types=LINEAR_AND_FULL,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-        num_mtp_layers=0,
-    ),
-    "bamba": dict(MAMBA2, attn_layer_indices=[1]),
-    "falcon_h1": dict(MAMBA2, mamba_d_ssm=64, mamba_rms_norm=True),
-    "falcon_mamba": dict(state_size=8, time_step_rank=4),
-    "granitemoehybrid": dict(
-        MAMBA2,
-        layer_types=LINEAR_AND_FULL,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        shared_intermediate_size=32,
-    ),
-    "jamba": dict(mamba_d_state=8, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1, num_experts=2),
-    "kimi_linear": dict(
-        LATENT,
-        linear_head_dim=8,
-        linear_num_heads=4,
-        layer_types=LINEAR_AND_FULL,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        q_lora_rank=None,
-    ),
-    "lara_mini": GATED_DELTA,
-    "lfm2": dict(layer_types=["conv", "full_attention"]),
-    "lfm2_moe": dict(EXPERTS, layer_types=["conv", "full_attention"], num_dense_layers=1),
-    "lfm3": dict(EXPERTS, layer_types=["conv", "full_attention"], num_dense_layers=1),
-    "mamba": dict(state_size=8, time_step_rank=4),
-    "mamba2": dict(num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=8),
-    "nemotron_h": dict(
-        mamba_num_heads=8,
-        mamba_head_dim=8,
-        ssm_state_size=16,
-        n_groups=2,
-        chunk_size=8,
-        layers_block_type=["mamba", "attention"],
-    ),
-    "olmo_hybrid": {**GATED_DELTA, "linear_num_key_heads": 4},
-    "qwen3_5_moe_text": {**GATED_DELTA, **EXPERTS},
-    "qwen3_5_text": GATED_DELTA,
-    "qwen3_next": {**GATED_DELTA, **EXPERTS},
-    "qwen4_exp_text": dict(
-        GATED_DELTA,
-        **EXPERTS,
-        hc_lowrank=8,
-        hc_count=2,
-        indexer_n_heads=4,
-        indexer_kv_heads=1,
-        indexer_head_dim=8,
-        indexer_budget=16,
-        indexer_compress_ratio=2,
-        ple_layer_ids=[],
-    ),
-    "recurrent_gemma": dict(
-        lru_width=32, block_types=["recurrent", "attention"], attention_window_size=16
-    ),
-    "rwkv": dict(attention_hidden_size=32, context_length=64),
-    "zamba": dict(mamba_d_state=8, mamba_dt_rank=4, layers_block_type=["mamba", "hybrid"]),
-    "zamba2": dict(
-        mamba_headdim=8,
-        mamba_d_state=16,
-        mamba_ngroups=2,
-        n_mamba_heads=8,
-        chunk_size=8,
-        layers_block_type=["mamba", "hybrid"],
-        num_mem_blocks=1,
-    ),
-}
-every_model = pytest.mark.parametrize("name", MODELS)
-some_models = pytest.mark.parametrize("name", ["qwen3_5_text", "kimi_linear", "mamba2", "mamba"])
-
-
-def model(name, dtype=torch.float32):
-    """With weights large enough for answers to differ."""
-    with without("fla"), without("mamba_ssm"), without("causal_conv1d"):
-        try:
-            config = transformers.AutoConfig.for_model(name, **{**COMMON, **MODELS[name]})
-        except ValueError:
-            pytest.skip(f"transformers {transformers.__version__} has no {name}")
-        torch.manual_seed(0)
-        made = transformers.AutoModelForCausalLM.from_config(config).eval()
-    for parameter in made.parameters():
-        if parameter.ndim == 2:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return made.to(dtype)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads that take turns cost small models more than they bring."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def tokens(*shape, seed=1):
-    return torch.randint(2, 96, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def logits(m, ids, **options):
-    with torch.no_grad():
-        return m(ids, **options).logits
-
-
-def both(m, compute):
-    """What a model computes by itself and with Ouzel."""
-    expected = compute()
-    with ouzel.transformers.accelerate(m):
-        return expected, compute()
-
-
-def close(got, expected, bound=1e-4):
-    torch.testing.assert_close(got, expected, rtol=0, atol=bound * max(1, expected.abs().max().item()))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_every_row_of_the_table_is_tested():
@@ -278,6 +105,38 @@ def test_decoding_where_gradients_are_enabled(name):
     close(got, expected)
 
 
+def nodes():
+    """The operators' calls that wait for a backward pass."""
+    gc.collect()
+    return sum(type(x).__name__ == "DifferentiableBackward" for x in gc.get_objects())
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "kimi_linear", "lfm2"])
+def test_gradients_through_decoding(name):
+    """Through a cache, token by token, as in one pass; and a graph that is dropped is gone."""
+    m, ids = model(name), tokens(2, 9)
+
+    def gradients(outputs):
+        m.zero_grad()
+        torch.cat(outputs, dim=1).square().mean().backward()
+        return {n: p.grad.clone() for n, p in m.named_parameters() if p.grad is not None}
+
+    def decode():
+        cache = m(ids[:, :6], use_cache=True).cache
+        return [m(ids[:, t : t + 1], use_cache=True, cache=cache).logits for t in range(6, 9)]
+
+    expected = gradients([m(ids, use_cache=False).logits[:, 6:]])
+    before = nodes()
+    with ouzel.transformers.accelerate(m):
+        got = gradients(decode())
+        decode()
+    assert nodes() == before
+    assert got.keys() == expected.keys()
+    for n, gradient in got.items():
+        bound = 1e-3 * expected[n].abs().max().item() + 1e-7
+        torch.testing.assert_close(gradient, expected[n], rtol=0, atol=bound, msg=n)
+
+
 @pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "falcon_h1", "lfm2"])
 def test_static_cache(name):
     m, ids = model(name), tokens(2, 11)
@@ -297,15 +156,6 @@ def test_left_padding_changes_nothing(name):
     mask = (padded != 0).long()
     with ouzel.transformers.accelerate(m):
         close(logits(m, padded, attention_mask=mask)[:, 5:], logits(m, ids))
-
-
-def mixer(m):
-    """The first layer that Ouzel knows, without its norm."""
-    return next(
-        module
-        for module in m.modules()
-        if type(module).__name__ in ouzel.transformers.LAYERS and any(module.children())
-    )
 
 
 @pytest.mark.parametrize("how", ["cu_seqlens", "seq_idx", "batch"])
@@ -351,95 +201,6 @@ def test_packed_rows_do_not_continue_a_cache():
         out = m(tokens(1, 6), use_cache=True)
         with pytest.raises(ValueError, match="cu_seqlens ends at 5 .* do not continue a cache"):
             mixer(m)(torch.randn(1, 5, 32), cache=out.cache, cu_seq_lens_q=torch.tensor([0, 2, 5]))
-
-
-@every_model
-def test_undo_restores(name):
-    m, ids = model(name), tokens(2, 19)
-    before, keys = logits(m, ids), [set(module.__dict__) for module in m.modules()]
-    handle = ouzel.transformers.accelerate(m)
-    assert handle.layers and "Acceleration(" in repr(handle)
-    assert [set(module.__dict__) for module in m.modules()] != keys
-    with pytest.warns(UserWarning, match="accelerated already.*undo") as seen:
-        again = ouzel.transformers.accelerate(m, context=ouzel.Context(threads=1))
-    assert len(seen) == 1 and all(kind in str(seen[0].message) for kind in handle.layers)
-    assert not again.layers
-    again.undo()
-    assert handle.layers
-    handle.undo()
-    assert [set(module.__dict__) for module in m.modules()] == keys
-    assert torch.equal(logits(m, ids), before)
-    handle.undo()  # once more does nothing
-
-
-def test_context_manager_undoes_after_errors_too():
-    m = model("mamba2")
-    with pytest.raises(KeyError), ouzel.transformers.accelerate(m) as handle:
-        assert handle.layers == {"Mamba2Mixer": 2, "MambaRMSNormGated": 2}
-        raise KeyError
-    assert not any("forward" in module.__dict__ for module in m.modules())
-
-
-def test_unknown_models_are_left_alone_with_one_message():
-    m = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9))
-    with pytest.warns(UserWarning, match="^GPT2LMHeadModel has no layer.*docs/transformers.md") as seen:
-        handle = ouzel.transformers.accelerate(m)
-    assert len(seen) == 1 and not handle.layers
-    with pytest.raises(TypeError, match="model is of type str"):
-        ouzel.transformers.accelerate("gpt2")
-
-
-def test_unknown_layers_are_left_alone_with_one_message():
-    m = model("mamba2")
-    layer = mixer(m)
-    kind = type(layer)
-
-    def forward(self, hidden_states, **_):
-        return mamba2_chunk_scan(hidden_states)  # noqa: F821
-
-    other = type("OtherMixer", (kind,), {"forward": forward})
-    changed = type(kind.__name__, (torch.nn.Module,), {"forward": lambda self, x: x})
-    layer.__class__ = other
-    m.extra = changed()
-    wrapped = [module for module in m.modules() if type(module) is kind][0]
-    wrapped.forward = lambda *args, **kwargs: None
-    with pytest.warns(UserWarning, match="leaves these layers as they are") as seen:
-        handle = ouzel.transformers.accelerate(m)
-    assert len(seen) == 1
-    message = str(seen[0].message)
-    assert "OtherMixer (a class that Ouzel does not know)" in message
-    assert "Mamba2Mixer" in message
-    assert handle.layers == {"MambaRMSNormGated": 2}
-
-
-def test_undo_leaves_what_others_wrapped():
-    m = model("mamba2")
-    handle = ouzel.transformers.accelerate(m)
-    layer = mixer(m)
-    ours = layer.forward
-    layer.forward = lambda *args, **kwargs: ours(*args, **kwargs)
-    with pytest.warns(UserWarning, match="Mamba2Mixer.forward was replaced again"):
-        handle.undo()
-    assert "forward" in layer.__dict__
-
-
-@some_models
-def test_copies_files_and_pickles(name, tmp_path):
-    m, ids = model(name), tokens(1, 9)
-    before = logits(m, ids)
-    with ouzel.transformers.accelerate(m) as handle:
-        got = logits(m, ids)
-        assert torch.equal(logits(copy.deepcopy(m), ids), got)  # is accelerated too
-        m.save_pretrained(tmp_path)
-        pickled = pickle.loads(pickle.dumps(m))
-        torch.save(m, buffer := io.BytesIO())
-        assert handle.layers
-    assert torch.equal(logits(pickled, ids), before)  # is as the class says
-    loaded = torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
-    assert torch.equal(logits(loaded, ids), before)
-    with without("fla"):
-        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.equal(logits(again, ids), before)
 
 
 @some_models
@@ -490,22 +251,6 @@ def test_other_devices_take_the_own_path():
     assert y.is_meta and y.shape == (1, 5, 32)
 
 
-def test_compiled():
-    m, ids = model("qwen3_5_text"), tokens(1, 19)
-    expected = logits(m, ids)
-    with ouzel.transformers.accelerate(m):
-        compiled = torch.compile(m, backend="aot_eager", fullgraph=True)
-        close(logits(compiled, ids, use_cache=False), expected)
-    torch._dynamo.reset()
-
-
-def test_documented_example(capsys):
-    text = (pathlib.Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
-    with without("fla"):
-        exec(text.split("```python")[1].split("```")[0], {})
-    assert "3 Qwen3_5GatedDeltaNet, 3 Qwen3_5RMSNormGated" in capsys.readouterr().out
-
-
 def test_context_and_checkpointing():
     m, ids = model("qwen3_5_text").train(), tokens(1, 21)
     with ouzel.transformers.accelerate(m, context=ouzel.Context(threads=1)):
@@ -516,9 +261,3 @@ def test_context_and_checkpointing():
         m(ids, labels=ids).loss.backward()
     for n, p in m.named_parameters():
         close(p.grad, expected[n], 1e-6)
-
-
-def test_no_warning_where_all_is_known():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ouzel.transformers.accelerate(model("qwen3_next")).undo()

@@ -106,11 +106,7 @@ std::string joined(std::span<const std::string> names, std::string_view separato
 
 std::vector<std::string> split(std::string_view text, char separator) {
   std::vector<std::string> parts;
-  while (!text.empty()) {
-    const std::string_view part = text.substr(0, text.find(separator));
-    if (!part.empty()) parts.emplace_back(part);
-    text.remove_prefix(std::min(text.size(), part.size() + 1));
-  }
+  each_part(text, separator, [&](std::string_view part) { parts.emplace_back(part); });
   return parts;
 }
 

@@ -2,6 +2,7 @@
 // nearest of several names, lists and numbers.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <optional>
@@ -30,7 +31,15 @@ std::string did_you_mean(std::string_view name, std::span<const std::string> can
 // "a, b, c".
 std::string joined(std::span<const std::string> names, std::string_view separator = ", ");
 
-// What stands between the separators; nothing between two of them is left out.
+// Visits what stands between the separators; nothing between two of them is left out.
+template <class Visit>
+void each_part(std::string_view text, char separator, Visit&& visit) {
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(separator), text.size());
+    if (end != 0) visit(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+}
 std::vector<std::string> split(std::string_view text, char separator);
 
 // The whole of `text` as a number, or none.

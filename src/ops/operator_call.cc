@@ -1,7 +1,9 @@
 #include "src/ops/operator_call.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -49,8 +51,20 @@ std::vector<std::int64_t> shape_vector(const ConstTensor& tensor) {
   return {tensor.extent.begin(), tensor.extent.begin() + tensor.rank};
 }
 
+// Whether one of the tensors that an operator takes, by name, is what `is` says.
+template <class Is>
+bool any_tensor(const OperatorInfo& info, bool backward, Is&& is) {
+  for (const TensorInfo& input : info.inputs) {
+    if (is(input.name, input)) return true;
+  }
+  for (const TensorInfo& output : info.outputs) {
+    if (backward && !output.gradient.empty() && is(output.gradient, output)) return true;
+  }
+  return false;
+}
+
 // Numbers of tokens may be 0; numbers of heads, features and sequences may not.
-bool counts_tokens(const std::string& letter) { return letter.starts_with('T'); }
+bool counts_tokens(std::string_view letter) { return letter.starts_with('T'); }
 
 }  // namespace
 
@@ -127,49 +141,72 @@ void OperatorCall::check_names(const std::map<std::string, ConstTensor>& tensors
 }
 
 void OperatorCall::check_name(const std::string& name) const {
-  std::vector<std::pair<const std::string*, const TensorInfo*>> rows;
-  for (const TensorInfo& input : info_.inputs) rows.emplace_back(&input.name, &input);
-  if (backward_) {
-    for (const TensorInfo& output : info_.outputs) rows.emplace_back(&output.gradient, &output);
-  }
-  for (const auto& [own, row] : rows) {
-    if (*own != name) continue;
-    if (attributes_.hold(row->when)) return;
-    refuse(fmt::format("{}: tensor '{}' is only taken with {}", info_.name, name, row->when));
-  }
+  const auto is_taken = [&](const std::string& own, const TensorInfo& row) {
+    if (own != name) return false;
+    if (attributes_.hold(row.when)) return true;
+    refuse(fmt::format("{}: tensor '{}' is only taken with {}", info_.name, name, row.when));
+  };
+  if (any_tensor(info_, backward_, is_taken)) return;
   std::vector<std::string> names;
-  for (const auto& [own, row] : rows) {
-    if (!own->empty() && attributes_.hold(row->when)) names.push_back(*own);
-  }
+  any_tensor(info_, backward_, [&](const std::string& own, const TensorInfo& row) {
+    if (attributes_.hold(row.when)) names.push_back(own);
+    return false;
+  });
   const std::string near = did_you_mean(name, names);
   refuse(fmt::format("{} takes no tensor '{}'{}{} It takes {}", info_.name, printable(name), near,
                      near.empty() ? "." : "", joined(names)));
 }
 
-std::optional<std::int64_t> OperatorCall::resolve(const std::string& letter) {
-  if (const auto digit = parsed<std::int64_t>(letter)) return digit;
-  const auto found = extents_.find(letter);
-  if (found != extents_.end()) return found->second.value;
+std::optional<std::int64_t> OperatorCall::resolve(std::string_view letter) {
+  if (letter.front() <= '9') return parsed<std::int64_t>(letter);
+  if (const auto found = extents_.find(letter); found != extents_.end()) return found->second.value;
+  const auto known = [&](std::string_view other) { return extents_.contains(other); };
+  Extent extent;
   if (letter == "N" && segments_) {
-    extents_[letter] = {segments_->count(), "cu_seqlens"};
-  } else if (letter == "N" && extents_.contains("B")) {
-    extents_[letter] = extents_["B"];
-  } else if (letter == "F" && extents_.contains("K")) {
-    extents_[letter] = extents_["K"];
+    extent = {segments_->count(), "cu_seqlens"};
+  } else if (letter == "N" && known("B")) {
+    extent = extents_["B"];
+  } else if (letter == "F" && known("K")) {
+    extent = extents_["K"];
     if (info_.features != nullptr) {
       Letters seen;
-      for (const auto& [name, extent] : extents_) seen[name] = extent.value;
-      extents_[letter] = {info_.features(attributes_, seen), "the feature map"};
+      for (const auto& [name, other] : extents_) seen[name] = other.value;
+      extent = {info_.features(attributes_, seen), "the feature map"};
     }
-  } else if (letter == "R" && extents_.contains("M")) {
-    extents_[letter] = {2 * extents_["M"].value, extents_["M"].from};
-  } else if (letter == "HO" && extents_.contains("HQ") && extents_.contains("HV")) {
+  } else if (letter == "R" && known("M")) {
+    extent = {2 * extents_["M"].value, extents_["M"].from};
+  } else if (letter == "HO" && known("HQ") && known("HV")) {
     const Extent &q = extents_["HQ"], &v = extents_["HV"];
-    extents_[letter] = q.value > v.value ? q : v;
+    extent = q.value > v.value ? q : v;
   } else {
     return std::nullopt;
   }
-  return extents_[letter].value;
+  return extents_.emplace(letter, std::move(extent)).first->second.value;
+}
+
+// Whether the tensor has these letters, which are then known.
+bool OperatorCall::fits(std::string_view letters, const ConstTensor& tensor,
+                        const std::string& name) {
+  std::array<std::pair<std::string_view, std::int64_t>, kMaxRank> fixed;  // it is the first to have
+  std::size_t axes = 0, count = 0;
+  bool fit = true;
+  each_part(letters, ' ', [&](std::string_view letter) {
+    const std::size_t axis = axes++;
+    fit = fit && axis < static_cast<std::size_t>(tensor.rank);
+    if (!fit) return;
+    const std::int64_t extent = tensor.extent[axis];
+    auto known = resolve(letter);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (fixed[i].first == letter) known = fixed[i].second;
+    }
+    fit = known ? *known == extent : extent != 0 || counts_tokens(letter);
+    if (!known) fixed[count++] = {letter, extent};
+  });
+  if (!fit || axes != static_cast<std::size_t>(tensor.rank)) return false;
+  for (std::size_t i = 0; i < count; ++i) {
+    extents_.insert_or_assign(std::string(fixed[i].first), Extent{fixed[i].second, name});
+  }
+  return true;
 }
 
 // "[B, T, HK, K] with B = 2, T = 19, K = 8 as in q".
@@ -205,25 +242,10 @@ void OperatorCall::take(const TensorInfo& info, const std::string& name,
     refuse(fmt::format("{}: {} is {}; {} was expected", info_.name, name, describe(tensor),
                        wide ? "F64 or F32" : "F32, BF16 or F16"));
   }
-  std::vector<std::pair<std::string, std::int64_t>>
-      fixed;  // letters that this tensor is the first to have
-  const auto fits = [&](const std::vector<std::string>& letters) {
-    fixed.clear();
-    if (static_cast<int>(letters.size()) != tensor.rank) return false;
-    for (std::size_t i = 0; i < letters.size(); ++i) {
-      const std::int64_t extent = tensor.extent[i];
-      auto known = resolve(letters[i]);
-      for (const auto& [letter, value] : fixed) {
-        if (letter == letters[i]) known = value;
-      }
-      if (known ? *known != extent : extent == 0 && !counts_tokens(letters[i])) return false;
-      if (!known) fixed.emplace_back(letters[i], extent);
-    }
-    for (const auto& [letter, value] : fixed) extents_[letter] = {value, name};
-    return true;
-  };
-  for (const std::string& alternative : split(info.shape, '|')) {
-    if (!fits(split(alternative, ' '))) continue;
+  bool taken = false;
+  each_part(info.shape, '|',
+            [&](std::string_view letters) { taken = taken || fits(letters, tensor, name); });
+  if (taken) {
     if (const auto n = resolve("N"); n && *n > kMaxSequences) {
       refuse(fmt::format("{}: {} sequences are more than the {} that one call takes", info_.name,
                          *n, kMaxSequences));
@@ -238,9 +260,8 @@ void OperatorCall::take(const TensorInfo& info, const std::string& name,
 
 std::vector<std::int64_t> OperatorCall::shape_of(const TensorInfo& info) {
   std::vector<std::int64_t> shape;
-  for (const std::string& letter : split(split(info.shape, '|').front(), ' ')) {
-    shape.push_back(resolve(letter).value());
-  }
+  const std::string_view first = std::string_view(info.shape).substr(0, info.shape.find('|'));
+  each_part(first, ' ', [&](std::string_view letter) { shape.push_back(resolve(letter).value()); });
   return shape;
 }
 

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -95,7 +97,8 @@ class OperatorCall {
   void check_name(const std::string& name) const;
   void check_packing();
   void take(const TensorInfo& info, const std::string& name, const ConstTensor& tensor);
-  std::optional<std::int64_t> resolve(const std::string& letter);
+  std::optional<std::int64_t> resolve(std::string_view letter);
+  bool fits(std::string_view letters, const ConstTensor& tensor, const std::string& name);
   std::string expected(const TensorInfo& info);
   std::vector<std::int64_t> shape_of(const TensorInfo& info);
   void list_results();
@@ -111,7 +114,7 @@ class OperatorCall {
   bool outputs_wanted_ = false;
   Buffer* saved_ = nullptr;
   std::optional<Segments> segments_;
-  std::map<std::string, Extent> extents_;
+  std::map<std::string, Extent, std::less<>> extents_;
   std::map<std::string, Taken> in_;  // inputs and gradients from above
   std::vector<ResultInfo> results_;
   Array no_gradient_;                  // zeros for the first output where only others have one

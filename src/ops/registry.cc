@@ -207,14 +207,17 @@ std::optional<std::vector<std::int64_t>> Attributes::integers(const std::string&
 }
 
 bool Attributes::hold(const std::string& conditions) const {
-  for (const std::string& condition : split(conditions, ' ')) {
+  bool all = true;
+  each_part(conditions, ' ', [&](std::string_view condition) {
     const std::size_t equals = condition.find('=');
     const bool negated = condition[equals - 1] == '!';
-    const std::string name = condition.substr(0, equals - (negated ? 1 : 0));
-    const std::vector<std::string> values = split(condition.substr(equals + 1), '|');
-    if ((std::count(values.begin(), values.end(), text(name)) != 0) == negated) return false;
-  }
-  return true;
+    const std::string value = text(std::string(condition.substr(0, equals - (negated ? 1 : 0))));
+    bool any = false;
+    each_part(condition.substr(equals + 1), '|',
+              [&](std::string_view wanted) { any = any || wanted == value; });
+    all = all && any != negated;
+  });
+  return all;
 }
 
 Array::Array(const std::vector<std::int64_t>& shape, DType dtype) : Array(unset(shape, dtype)) {

@@ -36,7 +36,9 @@ def _bounds(batch, tokens, options):
     return [*begins.flatten().nonzero().flatten().tolist(), batch * tokens]
 
 
-def _sequences(function, tensors, options, *, context, output_final_state=False, **attributes):
+def _sequences(
+    function, tensors, options, *, context, initial_state=None, output_final_state=False, **attributes
+):
     """Calls an operator over [B, T, ...] tensors and an initial state, the packed as one row."""
     batch, tokens = tensors[0].shape[:2]
     bounds = _bounds(batch, tokens, options)
@@ -45,11 +47,18 @@ def _sequences(function, tensors, options, *, context, output_final_state=False,
     o, state = function(
         *tensors,
         cu_seqlens=bounds,
+        initial_state=_kept(initial_state),
         output_final_state=output_final_state,
         context=context,
         **attributes,
     )
     return o.reshape(batch, tokens, *o.shape[2:]), state
+
+
+def _kept(state):
+    """A state that a cache is about to overwrite with what is computed from it: a backward pass needs it as
+    it was, and would hold on to itself through it."""
+    return state.clone() if state is not None and torch.is_grad_enabled() else state
 
 
 def _step(function, *operands, state, **options):
@@ -93,7 +102,7 @@ def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activatio
     x, options = hidden_states.transpose(1, 2), dict(activation=activation, context=context)
     if not torch.is_grad_enabled():
         return _step(ops.short_conv, x, weight, bias, state=conv_state, **options).transpose(1, 2)
-    o, state = ops.short_conv(x, weight, bias, conv_state, output_final_state=True, **options)
+    o, state = ops.short_conv(x, weight, bias, _kept(conv_state), output_final_state=True, **options)
     conv_state.copy_(state)
     return o.transpose(1, 2)
 
