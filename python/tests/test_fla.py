@@ -1,6 +1,7 @@
 """ouzel.fla: every published function against its formula in float64; signatures, layouts, refusals."""
 
 import ast
+import functools
 import importlib.util
 import inspect
 from pathlib import Path
@@ -244,16 +245,42 @@ def test_published_names_without_a_law():
 # The published package, where it is installed: its sources are read, not imported.
 
 
-def published_functions():
-    spec = importlib.util.find_spec("fla")
-    root = Path(next(iter(spec.submodule_search_locations)))
-    found = {}
-    for name, module in _modules.items():
-        tree = ast.parse((root / "ops" / (module.replace(".", "/") + ".py")).read_text())
-        found |= {n.name: n.args for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in _modules}
-    exported = ast.parse((root / "ops" / "__init__.py").read_text())
+@functools.cache
+def published_definitions():
+    """Functions and classes of the modules that publish, by name."""
+    root = Path(next(iter(importlib.util.find_spec("fla").submodule_search_locations))) / "ops"
+    trees = [ast.parse((root / (module.replace(".", "/") + ".py")).read_text()) for module in {*_modules.values()}]
+    found = {n.name: n for tree in trees for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    exported = ast.parse((root / "__init__.py").read_text())
     names = {alias.name for n in exported.body if isinstance(n, ast.ImportFrom) for alias in n.names}
     return found, names
+
+
+def published_returns(name, found):
+    """The expressions that a function returns, those of what it hands on to in their place."""
+    node = found[name]
+    if isinstance(node, ast.ClassDef):  # of autograd
+        node = next(n for n in node.body if getattr(n, "name", "") == "forward")
+    todo = list(node.body)
+    while todo:
+        node = todo.pop()
+        todo += [] if isinstance(node, ast.FunctionDef) else ast.iter_child_nodes(node)
+        if not isinstance(node, ast.Return):
+            continue
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        called = getattr(called, "value", called)  # Function.apply
+        if getattr(called, "id", "") in found:
+            yield from published_returns(called.id, found)
+        else:
+            yield node.value
+
+
+def is_formed_as(result, expression):
+    """A tuple where the expression is one, of as many, and a tensor where it is one."""
+    if isinstance(expression, ast.Tuple):
+        return (isinstance(result, tuple) and len(result) == len(expression.elts)
+                and all(map(is_formed_as, result, expression.elts)))
+    return not isinstance(result, tuple) or isinstance(expression, ast.Name) and expression.id != "o"
 
 
 def spelled(arguments):
@@ -266,12 +293,25 @@ def spelled(arguments):
 
 @pytest.mark.skipif(importlib.util.find_spec("fla") is None, reason="needs flash-linear-attention")
 def test_signatures_are_the_published_ones():
-    found, names = published_functions()
-    assert set(_functions) == set(found) | set(_table.ALIASES)
-    for name, arguments in found.items():
+    found, names = published_definitions()
+    published = [name for name in _modules if name in found]
+    assert set(_functions) == {*published, *_table.ALIASES}
+    for name in published:
         ours = ast.parse(f"def f{inspect.signature(_functions[name])}: ...").body[0].args
-        assert spelled(ours) == spelled(arguments), name
+        assert spelled(ours) == spelled(found[name].args), name
     assert names - set(_functions) == set(_table.ABSENT)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fla") is None, reason="needs flash-linear-attention")
+@over_cases(("stated", [False, True]), where=lambda case, stated: case.states or not stated)
+def test_what_is_returned_is_formed_as_published(case, stated):
+    found, _ = published_definitions()
+    given, _ = cast(drawn(case), torch.float32)
+    options = {"output_final_state": True} if stated and case.has("output_final_state") else {}
+    result = case.function(**given, **case.options, **options)
+    name = next((n for n, f in _functions.items() if f is case.function and n in found))
+    expressions = [*published_returns(name, found)]
+    assert any(is_formed_as(result, e) for e in expressions), [ast.unparse(e) for e in expressions]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("fla") is None, reason="needs flash-linear-attention")
