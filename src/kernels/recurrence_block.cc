@@ -14,7 +14,6 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "src/kernels/partial-inl.h"
-#include "src/kernels/two_part-inl.h"
 #include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -72,11 +71,12 @@ struct Prefetch {
 struct Strip {
   const BlockSlab* slab;
   std::int64_t column;
-  const float *state_in, *low_in;
-  float *state, *low;
-  float* fold;    // what the columns lack
-  float* w;       // [4]: goes with k
-  float* r;       // [4]: goes with b
+  const float* state_in;
+  float* state;
+  float* fold;  // what the columns lack
+  float* w;     // [4], rows `pitch` apart: goes with k
+  float* r;     // [4], likewise: goes with b
+  std::int64_t pitch = kStrip;
   float* factor;  // [4]: decay of the columns from the state to each row's read
   float* recent;  // [queries][4]: what the block's own rows add to it
 
@@ -87,16 +87,19 @@ struct Strip {
       : slab(a.slabs + index * kStrip / kSlab), column(index * kStrip % kSlab) {
     state_in = slab->state_in + column;
     state = slab->state + column;
-    if (slab->low != nullptr) {
-      low_in = slab->low_in + column;
-      low = slab->low + column;
-    }
     fold = scratch;
     w = fold + kStrip;
     r = w + kBlock * kStrip;
     factor = r + kBlock * kStrip;
     recent = factor + kBlock * kStrip;
     for (std::int64_t i = 0; i < kStrip; ++i) fold[i] = 1;
+    if (a.sums) pitch = kSlab;
+  }
+  // Where what a block writes stays for sums in two parts.
+  void select(std::int64_t block) {
+    const std::int64_t at = block * kBlock * kSlab + column;
+    if (slab->written != nullptr) w = slab->written + at;
+    if (slab->erased != nullptr) r = slab->erased + at;
   }
 };
 
@@ -144,29 +147,25 @@ HWY_INLINE void sweep_reads(const float* x, std::int64_t pitch, std::int64_t key
 
 struct WriteArgs {
   std::int64_t keys;
-  const float* rows;                   // of the block
-  const float *leave, *leave_minus_1;  // of keys, or null
-  // The columns' factor, and in two parts its difference to 1.
-  const float *column_leave, *column_minus_1;
+  const float* rows;          // of the block
+  const float* leave;         // of keys, or null
+  const float* column_leave;  // the columns' factor
 };
 
 // S = S * leave + sum_i k_i w_i^T + b_i r_i^T, and the reads of the state before for the first
 // query: sum_i += S^T q_i.
-template <Erase kErase, bool kTwoParts, bool kLeaveKeys, bool kLeaveColumns>
+template <Erase kErase, bool kLeaveKeys, bool kLeaveColumns>
 HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, const V (&w)[kBlock][kVectors],
                              const V (&r)[kBlock][kVectors], V (&sum)[kBlock][kVectors],
                              Prefetch& prefetch) {
   const D d;
   // In registers.
-  const float *state_in = strip.state_in, *low_in = strip.low_in, *rows = a.rows;
-  float *state = strip.state, *low_out = strip.low;
-  V fold[kVectors], column_minus_1[kVectors];
+  const float *state_in = strip.state_in, *rows = a.rows;
+  float* state = strip.state;
+  V fold[kVectors];
   OUZEL_UNROLL
   for (int j = 0; j < kVectors; ++j) {
     if constexpr (kLeaveColumns) fold[j] = hn::Load(d, a.column_leave + j * kLanes);
-    if constexpr (kLeaveColumns && kTwoParts) {
-      column_minus_1[j] = hn::Load(d, a.column_minus_1 + j * kLanes);
-    }
   }
   for (std::int64_t group = 0; group < a.keys; group += kGroupKeys, rows += group_pitch<kErase>()) {
     prefetch.step();
@@ -180,13 +179,9 @@ HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, const V (&w)
         OUZEL_UNROLL
         for (int j = 0; j < kVectors; ++j) {
           s[j] = hn::Load(d, state_in + at + j * kLanes);
-          if constexpr (kTwoParts) {
-            change[j] = hn::Zero(d);
-          } else {
-            change[j] = s[j];
-            if constexpr (kLeaveKeys) change[j] = hn::Mul(change[j], hn::Set(d, a.leave[key]));
-            if constexpr (kLeaveColumns) change[j] = hn::Mul(change[j], fold[j]);
-          }
+          change[j] = s[j];
+          if constexpr (kLeaveKeys) change[j] = hn::Mul(change[j], hn::Set(d, a.leave[key]));
+          if constexpr (kLeaveColumns) change[j] = hn::Mul(change[j], fold[j]);
         }
         OUZEL_UNROLL
         for (int i = 0; i < kBlock; ++i) {
@@ -205,24 +200,7 @@ HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, const V (&w)
           }
         }
         OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          if constexpr (kTwoParts) {
-            V factor = hn::Set(d, 1.0f), minus_1 = hn::Zero(d);
-            if constexpr (kLeaveKeys) {
-              factor = hn::Set(d, a.leave[key]);
-              minus_1 = hn::Set(d, a.leave_minus_1[key]);
-            }
-            if constexpr (kLeaveColumns) {
-              factor = hn::Mul(factor, fold[j]);
-              minus_1 = hn::MulAdd(minus_1, column_minus_1[j], hn::Add(minus_1, column_minus_1[j]));
-            }
-            V low = hn::Load(d, low_in + at + j * kLanes);
-            // NaN stays: the caller must see it where a row that a reset follows has read it.
-            change[j] = two_part_sum<false>(d, s[j], low, factor, minus_1, change[j]);
-            hn::Store(low, d, low_out + at + j * kLanes);
-          }
-          hn::Store(change[j], d, state + at + j * kLanes);
-        }
+        for (int j = 0; j < kVectors; ++j) hn::Store(change[j], d, state + at + j * kLanes);
       }
     }
   }
@@ -244,7 +222,7 @@ HWY_INLINE V add_recent(V x, const float* pairs, std::int64_t pitch, int i, bool
   return x;
 }
 
-template <Erase kErase, bool kPerValue, bool kTwoParts>
+template <Erase kErase, bool kPerValue>
 struct Block {
   static constexpr bool kErases = kErase != Erase::kNone;
   // Without either, what is written is the values.
@@ -354,9 +332,9 @@ struct Block {
       if constexpr (kPerValue) hn::Store(fold[j], d, strip.fold + j * kLanes);
       OUZEL_UNROLL
       for (int i = 0; i < kBlock; ++i) {
-        hn::Store(w[i][j], d, strip.w + i * kStrip + j * kLanes);
+        hn::Store(w[i][j], d, strip.w + i * strip.pitch + j * kLanes);
         if constexpr (kErase == Erase::kGeneral) {
-          hn::Store(r[i][j], d, strip.r + i * kStrip + j * kLanes);
+          hn::Store(r[i][j], d, strip.r + i * strip.pitch + j * kLanes);
         }
       }
     }
@@ -366,7 +344,7 @@ struct Block {
                                       V (&w)[kBlock][kVectors], V (&r)[kBlock][kVectors]) {
     const D d;
     const float* from = strip.w;
-    std::int64_t pitch = kStrip;
+    std::int64_t pitch = strip.pitch;
     if constexpr (!kSubstitutes) {
       pitch = a.v_stride;
       from = strip.slab->v + block * kBlock * pitch + strip.column;
@@ -376,7 +354,7 @@ struct Block {
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
         w[i][j] = hn::LoadU(d, from + i * pitch + j * kLanes);
-        r[i][j] = kErase == Erase::kGeneral ? hn::Load(d, strip.r + i * kStrip + j * kLanes)
+        r[i][j] = kErase == Erase::kGeneral ? hn::Load(d, strip.r + i * strip.pitch + j * kLanes)
                                             : hn::Zero(d);
       }
     }
@@ -386,7 +364,7 @@ struct Block {
   static HWY_INLINE bool columns_leave(const BlockArgs& a, std::int64_t block, const Strip& strip) {
     if constexpr (!kPerValue) return false;
     const D d;
-    bool leave = kTwoParts || block + 1 == a.blocks;
+    bool leave = block + 1 == a.blocks;
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
       const V fold = hn::Load(d, strip.fold + j * kLanes);
@@ -433,20 +411,14 @@ struct Block {
     }
   }
 
-  template <bool kLeaveKeys, bool kLeaveColumns>
+  template <bool kWrites, bool kLeaveKeys, bool kLeaveColumns>
   static HWY_INLINE void read_and_write(const BlockArgs& a, std::int64_t block, const Strip& strip,
                                         Prefetch& prefetch) {
     WriteArgs args = {};
     args.keys = a.keys;
     args.rows = rows(a, block);
-    if constexpr (kLeaveKeys) {
-      args.leave = a.leave + block * a.key_pitch;
-      if constexpr (kTwoParts) args.leave_minus_1 = a.leave_minus_1 + block * a.key_pitch;
-    }
+    if constexpr (kLeaveKeys) args.leave = a.leave + block * a.key_pitch;
     args.column_leave = strip.fold;
-    if constexpr (kPerValue && kTwoParts) {
-      args.column_minus_1 = strip.slab->value_leave_minus_1 + block * a.value_pitch + strip.column;
-    }
     V w[kBlock][kVectors], r[kBlock][kVectors], sum[kBlock][kVectors];
     load_written(a, block, strip, w, r);
     for (std::int64_t query = 1; query < a.queries; ++query) {
@@ -456,42 +428,63 @@ struct Block {
       end_reads(a, block, query, strip, sum);
     }
     begin_reads(a, block, 0, w, r, sum);
-    if constexpr (!kReadsInWrite) {
+    if constexpr (!kReadsInWrite || !kWrites) {
       sweep_reads(args.rows + kRowsOfQ, group_pitch<kErase>(), a.keys, strip.state_in, sum,
                   prefetch);
       end_reads(a, block, 0, strip, sum);
     }
-    if constexpr (kPerValue && !kLeaveColumns) {
+    if constexpr (kPerValue && !kLeaveColumns) unfold_columns(a, strip, w, r);
+    if constexpr (kWrites) {
+      sweep_writes<kErase, kLeaveKeys, kLeaveColumns>(args, strip, w, r, sum, prefetch);
+      if constexpr (kReadsInWrite) end_reads(a, block, 0, strip, sum);
+    }
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors && kPerValue; ++j) {
+      const D d;
+      const V one = hn::Set(d, 1.0f), fold = hn::Load(d, strip.fold + j * kLanes);
+      if (a.sums) {
+        hn::Store(kLeaveColumns ? fold : one, d,
+                  strip.slab->column_leave + block * kSlab + strip.column + j * kLanes);
+      }
+      if (kLeaveColumns) hn::Store(one, d, strip.fold + j * kLanes);
+    }
+  }
+
+  // What is written to columns that go on lacking their factor.
+  static HWY_INLINE void unfold_columns(const BlockArgs& a, const Strip& strip,
+                                        V (&w)[kBlock][kVectors], V (&r)[kBlock][kVectors]) {
+    const D d;
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const V x = hn::Div(hn::Set(d, 1.0f), hn::Load(d, strip.fold + j * kLanes));
       OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) {
-        const V x = hn::Div(hn::Set(D(), 1.0f), hn::Load(D(), strip.fold + j * kLanes));
-        OUZEL_UNROLL
-        for (int i = 0; i < kBlock; ++i) {
-          w[i][j] = hn::Mul(w[i][j], x);
-          if constexpr (kErase == Erase::kGeneral) r[i][j] = hn::Mul(r[i][j], x);
+      for (int i = 0; i < kBlock; ++i) {
+        const std::int64_t at = i * strip.pitch + j * kLanes;
+        w[i][j] = hn::Mul(w[i][j], x);
+        if (a.sums) hn::Store(w[i][j], d, strip.w + at);
+        if constexpr (kErase == Erase::kGeneral) {
+          r[i][j] = hn::Mul(r[i][j], x);
+          if (a.sums) hn::Store(r[i][j], d, strip.r + at);
         }
       }
-    }
-    sweep_writes<kErase, kTwoParts, kLeaveKeys, kLeaveColumns>(args, strip, w, r, sum, prefetch);
-    if constexpr (kReadsInWrite) end_reads(a, block, 0, strip, sum);
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors && kLeaveColumns; ++j) {
-      hn::Store(hn::Set(D(), 1.0f), D(), strip.fold + j * kLanes);
     }
   }
 
   static void write(const BlockArgs& a, std::int64_t block, const Strip& strip,
                     Prefetch& prefetch) {
     const bool leave_keys = a.decay && a.leaves[block];
+    const bool writes = !a.sums || block + 1 < a.blocks;
     if constexpr (kPerValue) {
       if (columns_leave(a, block, strip)) {
-        leave_keys ? read_and_write<true, true>(a, block, strip, prefetch)
-                   : read_and_write<false, true>(a, block, strip, prefetch);
+        !writes      ? read_and_write<false, false, true>(a, block, strip, prefetch)
+        : leave_keys ? read_and_write<true, true, true>(a, block, strip, prefetch)
+                     : read_and_write<true, false, true>(a, block, strip, prefetch);
         return;
       }
     }
-    leave_keys ? read_and_write<true, false>(a, block, strip, prefetch)
-               : read_and_write<false, false>(a, block, strip, prefetch);
+    !writes      ? read_and_write<false, false, false>(a, block, strip, prefetch)
+    : leave_keys ? read_and_write<true, true, false>(a, block, strip, prefetch)
+                 : read_and_write<true, false, false>(a, block, strip, prefetch);
   }
 
   static void run(const BlockArgs& a) {
@@ -506,35 +499,29 @@ struct Block {
           second(a, HWY_MIN(index + 1, strips - 1), a.scratch + floats);
       const bool both = index + 1 < strips;
       for (std::int64_t block = 0; block < a.blocks; ++block) {
+        first.select(block);
+        second.select(block);
         if constexpr (kSubstitutes) {
           substitute(a, block, first, prefetch);
           if (both) substitute(a, block, second, prefetch);
         }
         write(a, block, first, prefetch);
         if (both) write(a, block, second, prefetch);
-        for (Strip* strip : {&first, &second}) {
-          strip->state_in = strip->state;
-          strip->low_in = strip->low;
-        }
+        first.state_in = first.state;
+        second.state_in = second.state;
       }
     }
   }
 };
 
-template <Erase kErase, bool kPerValue>
-void block_of(const BlockArgs& a) {
-  a.slabs->low != nullptr ? Block<kErase, kPerValue, true>::run(a)
-                          : Block<kErase, kPerValue, false>::run(a);
-}
-
 template <bool kPerValue>
 void block_of(const BlockArgs& a) {
   if (!a.erase) {
-    block_of<Erase::kNone, kPerValue>(a);
+    Block<Erase::kNone, kPerValue>::run(a);
   } else if (!a.general) {
-    block_of<Erase::kCollinear, kPerValue>(a);
+    Block<Erase::kCollinear, kPerValue>::run(a);
   } else {
-    block_of<Erase::kGeneral, kPerValue>(a);
+    Block<Erase::kGeneral, kPerValue>::run(a);
   }
 }
 

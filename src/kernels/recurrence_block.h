@@ -55,7 +55,6 @@ struct KeyRowsArgs {
   const float* u = nullptr;  // not null: q reads before the decay, and the diagonal is q . (u * k)
   bool erase_decayed = true;
 
-  bool fold = true;              // false: multiply the state at every block's end
   StridedRows g;                 // log decays per key, above 0 as 0, or absent
   float* decay_rows = nullptr;   // [rows][key_pitch], scratch for them
   float* missing = nullptr;      // [key_pitch], scratch: what the state lacks
@@ -64,8 +63,8 @@ struct KeyRowsArgs {
   float* rows = nullptr;           // [blocks][keys / 16][rows of a block][16]
   float* other_queries = nullptr;  // [queries - 1][blocks][keys / 16][4][16]
   float* leave = nullptr;          // [blocks][key_pitch]: what the state is multiplied by
-  float* leave_minus_1 = nullptr;  // the difference to 1, of g's blocks; null: not wanted
   bool* leaves = nullptr;          // [blocks]: whether it is
+  float* total_minus_1 = nullptr;  // [key_pitch]: of g, e^(its sum) - 1; null: not wanted
   float* pairs = nullptr;          // [blocks][writers][pairs_pitch]
 };
 struct KeyRowsResult {
@@ -79,14 +78,15 @@ struct BlockSlab {
   // [keys, filled up to a multiple of 4][32], before and after; may be the same.
   const float* state_in = nullptr;
   float* state = nullptr;
-  // Not null: the sum is in two parts.
-  const float* low_in = nullptr;
-  float* low = nullptr;
 
-  const float* v = nullptr;                    // [rows][v_stride]
-  const float* c = nullptr;                    // [rows], or [rows][value_pitch] per value
-  const float* value_decay = nullptr;          // e^gv [rows][value_pitch], or null
-  const float* value_leave_minus_1 = nullptr;  // [blocks][value_pitch], of sums in two parts
+  const float* v = nullptr;            // [rows][v_stride]
+  const float* c = nullptr;            // [rows], or [rows][value_pitch] per value
+  const float* value_decay = nullptr;  // e^gv [rows][value_pitch], or null
+
+  // For sums in two parts (see SumArgs): what the rows write with k and with b, unless it is v, and
+  // what the columns are multiplied by. The state is then left as it was before the last block.
+  float *written = nullptr, *erased = nullptr;  // [rows][32]
+  float* column_leave = nullptr;                // [blocks][32], with value_decay
 
   // [queries][out_pitch]: where a row's output goes, `width` numbers, or null: it is not read.
   float* const* out = nullptr;
@@ -119,7 +119,7 @@ struct BlockArgs {
   bool decay = false;  // some leaves are set
   const float* leave = nullptr;
   const bool* leaves = nullptr;
-  const float* leave_minus_1 = nullptr;  // of sums in two parts, as leave
+  bool sums = false;  // the last block only reads
 
   const BlockSlab* slabs = nullptr;
   std::int64_t slab_count = 0;
@@ -134,6 +134,19 @@ inline constexpr std::int64_t block_scratch(std::int64_t queries) {
   return 2 * (1 + (3 + queries) * kBlock) * kSlab;
 }
 void recurrence_block(Isa isa, const BlockArgs& args);
+
+// A slab of a state whose sum is in two parts, S and in `low` what S has lost to rounding, after a
+// chunk: what its rows write is summed from zero and added once. Between the chunk's blocks rows
+// read a state that is a plain sum: it begins anew from S at every chunk.
+struct SumArgs {
+  const BlockArgs* chunk = nullptr;
+  const BlockSlab* slab = nullptr;  // of the chunk, with S before it
+  // The differences to 1 of the chunk's decays, [keys], and with value_decay [32].
+  const float *key_minus_1 = nullptr, *column_minus_1 = nullptr;
+  const float* low_in = nullptr;
+  float *state = nullptr, *low = nullptr;  // after; may be the same
+};
+void recurrence_sums(Isa isa, const SumArgs& args);
 
 // One row through a state of keys x columns in anyone's memory. A factor of exactly 0 drops the
 // decayed term, even NaN.

@@ -242,9 +242,6 @@ float decays_of(const KeyRowsArgs& a) {
       }
       exp_four(d, x);
       const V sum = hn::Add(hn::Add(g[0], g[1]), hn::Add(g[2], g[3]));
-      if (a.leave_minus_1 != nullptr) {
-        hn::Store(math::expm1(d, sum), d, a.leave_minus_1 + block * a.key_pitch + key);
-      }
       log = hn::Add(log, sum);
       // Product by product, as they will be applied.
       OUZEL_UNROLL
@@ -259,6 +256,7 @@ float decays_of(const KeyRowsArgs& a) {
         hn::Store(x[i], d, a.decay_rows + (block * kBlock + i) * a.key_pitch + key);
       }
     }
+    if (a.total_minus_1 != nullptr) hn::Store(math::expm1(d, log), d, a.total_minus_1 + key);
   }
   return hn::GetLane(hn::MaxOfLanes(d, largest));
 }
@@ -274,7 +272,7 @@ bool Fold<erase, general, erase_decayed, read_decayed>::block(const KeyRowsArgs 
   const float* decay = a.decay_rows + block * kBlock * pitch;
   float* leave = a.leave + block * pitch;
   const V one = hn::Set(d, 1.0f);
-  const bool all_leave = !a.fold || block + 1 == a.blocks;
+  const bool all_leave = block + 1 == a.blocks;
   const V bound = hn::Set(d, all_leave ? 2.0f : kLeast);
   auto any_leaves = hn::Gt(one, one), any_small = any_leaves;
   for (std::int64_t key = 0; key < pitch; key += kLanes) {
@@ -317,7 +315,7 @@ float Fold<erase, general, erase_decayed, read_decayed>::row_block(const KeyRows
     missing *= x[i];
     from_start[i + 1] = hn::Set(d, missing);
   }
-  const bool leaves = !a.fold || block + 1 == a.blocks || !(missing >= kLeast);
+  const bool leaves = block + 1 == a.blocks || !(missing >= kLeast);
   a.leaves[block] = leaves;
   float end = leaves ? 1 : 1 / missing;
   OUZEL_UNROLL

@@ -118,17 +118,22 @@ class Scan {
     decay_rows_ = keyed(per_key);
     missing_ = take(per_key, key_pitch_);
     leave_ = take(decay_of_keys(), blocks * key_pitch_);
-    leave_minus_1_ = take(decay_of_keys(), blocks * key_pitch_);
+    key_minus_1_ = take(decay_of_keys(), key_pitch_);
     leaves_ = memory.template take<bool>(blocks);
     by_rows_ = memory.template take<bool>(slabs_);
     const std::int64_t width = column_width();
     column_decay_ = take(width != 0, rows * width);
     column_log_ = take(width != 0, width);
-    column_minus_1_ = take(width != 0, blocks * width);
+    column_minus_1_ = take(width != 0, width);
     pairs_ = take(true, blocks * (general_ ? 2 : 1) * pairs_pitch(erase_, kind.queries));
     block_scratch_ = take(true, block_scratch(kind.queries));
     state_ = memory.template take<float*>(heads * slabs_ + kTogether);
     state_memory_ = take(true, (heads * slabs_ + kTogether) * slab_state());
+    running_ = take(true, kTogether * half_);
+    const std::int64_t written = kTogether * rows * kSlab;
+    written_ = take(erase_ || kind.value_decay, written);
+    erased_ = take(general_, written);
+    column_leave_ = take(kind.value_decay, kTogether * blocks * kSlab);
     out_ = memory.template take<float*>(kTogether * kind.queries * rows);
     row_out_ = take(true, kind.queries * kSlab);
     lines_ = memory.template take<PrefetchColumn>(heads * kMostLines);
@@ -196,13 +201,15 @@ class Scan {
   RowFactors row_factors_;
   // Of a chunk, for all slabs: see KeyRowsArgs and BlockArgs.
   float *e_rows_, *q_spread_, *key_rows_, *other_queries_;
-  float *decay_rows_, *missing_, *leave_, *leave_minus_1_;
+  float *decay_rows_, *missing_, *leave_, *key_minus_1_;
   float *column_decay_, *column_log_, *column_minus_1_, *pairs_;
   bool* leaves_;
   bool* by_rows_;  // [slabs]: the chunk must go through row by row
   float *block_scratch_, *row_out_;
   float** state_;  // [heads][slabs], and some to spare
   float* state_memory_;
+  // Of sums in two parts, for the slabs that go together: see SumArgs.
+  float *running_, *written_, *erased_, *column_leave_;
   float** out_;                                    // [kTogether][queries][out_pitch]
   static constexpr std::int64_t kMostLines = 128;  // of a token of a head
   PrefetchColumn* lines_;
@@ -301,15 +308,6 @@ void Scan::spread_queries() const {
   }
 }
 
-// Log decays of each block, summed: [blocks][width] of [rows][width].
-void sum_blocks(const float* g, std::int64_t blocks, std::int64_t width, float* sums) {
-  for (std::int64_t block = 0; block < blocks; ++block, g += kBlock * width) {
-    for (std::int64_t i = 0; i < width; ++i) {
-      *sums++ = (g[i] + g[width + i]) + (g[2 * width + i] + g[3 * width + i]);
-    }
-  }
-}
-
 // As for decays per key (recurrence_keys.cc): the last of `rows` rows makes up for what rounding
 // did to the others, where all together are weak. `log`: the sums of their logarithms.
 void settle(const float* log, std::int64_t rows, std::int64_t width, float* factor) {
@@ -334,16 +332,13 @@ bool Scan::prepare_columns() const {
     }
     g = column_decay_;
   }
-  if (in_two_parts()) {
-    sum_blocks(g, blocks(), width, column_minus_1_);
-    decay_minus_1(isa_, blocks() * width, column_minus_1_, column_minus_1_);
-    for (std::int64_t block = 0; one_a_row() && block < blocks(); ++block) {
-      std::fill_n(leave_minus_1_ + block * key_pitch_, key_pitch_, column_minus_1_[block]);
-    }
-  }
   std::fill_n(column_log_, width, 0.0f);
   for (std::int64_t i = 0; i < count; ++i) {
     for (std::int64_t j = 0; j < width; ++j) column_log_[j] += g[i * width + j];
+  }
+  if (in_two_parts()) {
+    decay_minus_1(isa_, width, column_log_, column_minus_1_);
+    if (one_a_row()) std::fill_n(key_minus_1_, key_pitch_, *column_minus_1_);
   }
   const bool resets = decay_factors(isa_, count * width, g, column_decay_);
   settle(column_log_, count, width, column_decay_);
@@ -369,7 +364,6 @@ bool Scan::prepare_keys(RowSource& source) const {
   if (general_) a.b = view_.b;
   a.u = rows_.u;
   a.erase_decayed = kind_.erase_decayed;
-  a.fold = !in_two_parts();
   if (kind_.decay_per_key) a.g = view_.g;
   a.decay_rows = decay_rows_;
   a.missing = missing_;
@@ -377,7 +371,7 @@ bool Scan::prepare_keys(RowSource& source) const {
   a.rows = key_rows_;
   a.other_queries = other_queries_;
   a.leave = leave_;
-  if (in_two_parts()) a.leave_minus_1 = leave_minus_1_;
+  if (in_two_parts()) a.total_minus_1 = key_minus_1_;
   a.leaves = leaves_;
   a.pairs = pairs_;
   const KeyRowsResult result = fold_key_rows(isa_, a);
@@ -454,16 +448,15 @@ bool Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column,
     BlockSlab& s = slabs[i];
     const std::int64_t from = (slab + i) * kSlab;
     s.state_in = state[slab + i];
-    s.state = resets ? spare[i] : state[slab + i];
-    if (in_two_parts()) {
-      s.low_in = s.state_in + half_;
-      s.low = s.state + half_;
-    }
+    s.state = in_two_parts() ? running_ + i * half_ : resets ? spare[i] : state[slab + i];
     s.v = view_.v.first + from;
     s.c = kind_.strength_per_value ? rows_.c + from : rows_.c;
-    if (kind_.value_decay) {
-      s.value_decay = column_decay_ + from;
-      if (in_two_parts()) s.value_leave_minus_1 = column_minus_1_ + from;
+    if (kind_.value_decay) s.value_decay = column_decay_ + from;
+    if (in_two_parts()) {
+      const std::int64_t rows = i * out_pitch() * kSlab;
+      if (written_ != nullptr) s.written = written_ + rows;
+      if (erased_ != nullptr) s.erased = erased_ + rows;
+      if (column_leave_ != nullptr) s.column_leave = column_leave_ + rows / kBlock;
     }
     float** out = out_ + i * kind_.queries * out_pitch();
     locate_outputs(source, first, column + from, out);
@@ -487,7 +480,7 @@ bool Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column,
   a.decay = decay_of_keys();
   a.leave = leave_;
   a.leaves = leaves_;
-  a.leave_minus_1 = leave_minus_1_;
+  a.sums = in_two_parts();
   a.slabs = slabs;
   a.slab_count = count;
   a.strength_per_value = kind_.strength_per_value;
@@ -498,8 +491,19 @@ bool Scan::run_slabs(RowSource& source, std::int64_t first, std::int64_t column,
   a.scratch = block_scratch_;
   recurrence_block(isa_, a);
   bool finite = true;
+  for (std::int64_t i = 0; in_two_parts() && i < count; ++i) {
+    SumArgs sum;
+    sum.chunk = &a;
+    sum.slab = slabs + i;
+    sum.key_minus_1 = key_minus_1_;
+    if (kind_.value_decay) sum.column_minus_1 = column_minus_1_ + (slab + i) * kSlab;
+    sum.low_in = slabs[i].state_in + half_;
+    sum.state = resets ? spare[i] : state[slab + i];
+    sum.low = sum.state + half_;
+    recurrence_sums(isa_, sum);
+  }
   for (std::int64_t i = 0; resets && i < count; ++i) {
-    by_rows_[slab + i] = !all_finite(isa_, half_, slabs[i].state);
+    by_rows_[slab + i] = !all_finite(isa_, half_, spare[i]);
     if (by_rows_[slab + i]) {
       finite = false;
     } else {
