@@ -292,7 +292,10 @@ template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore>
 void row(const RowArgs& args) {
   const RowArgs a = args;  // its own: what is stored to S cannot change it
   constexpr bool kErases = kErase != Erase::kNone;
-  constexpr int kVectors = kErases ? HWY_MAX(2, 8 / static_cast<int>(kLanes)) : 4;
+  // AVX2: more than its registers hold, since longer runs of memory come faster; what does not fit
+  // is read from the first-level cache.
+  constexpr int kLeast = kErases ? HWY_MAX(2, 8 / static_cast<int>(kLanes)) : 4;
+  constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 2 * kLeast : kLeast;
   constexpr std::int64_t kColumns = kVectors * kLanes;
   const std::int64_t whole = a.columns / kColumns * kColumns;
   bool up = false;
