@@ -48,6 +48,30 @@ HWY_INLINE void transpose_keys(const float* keyed, float* out) {
     _mm512_store_ps(out + (f + 2) * kLongChunk, _mm512_castpd_ps(_mm512_unpacklo_pd(b, e)));
     _mm512_store_ps(out + (f + 3) * kLongChunk, _mm512_castpd_ps(_mm512_unpackhi_pd(b, e)));
   }
+#elif HWY_TARGET == HWY_AVX2
+  OUZEL_UNROLL
+  for (int t = 0; t < kLongChunk; t += 8) {
+    OUZEL_UNROLL
+    for (int f = 0; f < 8; f += 4) {
+      // Half b of x[i]: the four features of token 4 b + i.
+      __m256 x[4];
+      OUZEL_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float* p = keyed + (t + i) * kKeyedPitch + f;
+        x[i] = _mm256_castps128_ps256(_mm_load_ps(p));
+        x[i] = _mm256_insertf128_ps(x[i], _mm_load_ps(p + 4 * kKeyedPitch), 1);
+      }
+      const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(x[0], x[1]));
+      const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(x[0], x[1]));
+      const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(x[2], x[3]));
+      const __m256d e = _mm256_castps_pd(_mm256_unpackhi_ps(x[2], x[3]));
+      float* to = out + f * kLongChunk + t;
+      _mm256_store_ps(to, _mm256_castpd_ps(_mm256_unpacklo_pd(a, c)));
+      _mm256_store_ps(to + kLongChunk, _mm256_castpd_ps(_mm256_unpackhi_pd(a, c)));
+      _mm256_store_ps(to + 2 * kLongChunk, _mm256_castpd_ps(_mm256_unpacklo_pd(b, e)));
+      _mm256_store_ps(to + 3 * kLongChunk, _mm256_castpd_ps(_mm256_unpackhi_pd(b, e)));
+    }
+  }
 #else
   for (int f = 0; f < 8; ++f) {
     for (int t = 0; t < kLongChunk; ++t) out[f * kLongChunk + t] = keyed[t * kKeyedPitch + f];
@@ -55,29 +79,68 @@ HWY_INLINE void transpose_keys(const float* keyed, float* out) {
 #endif
 }
 
+// Rows [row, row + kRows) and columns [j, j + kVectors vectors) of the scores; `columns` are
+// transposed keys. Sums begin at 0 if `first`, else they go on.
+template <int kRows, int kVectors>
+HWY_INLINE void score_rows(const float* keyed, std::int64_t blocks, const float* columns, int row,
+                           int j, bool first, float* scores) {
+  const D d;
+  float* to = scores + row * kLongChunk + j;
+  V sum[kRows][kVectors];
+  OUZEL_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    OUZEL_UNROLL
+    for (int c = 0; c < kVectors; ++c) {
+      sum[i][c] = first ? hn::Zero(d) : hn::Load(d, to + i * kLongChunk + c * kLanes);
+    }
+  }
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const float* q = keyed + b * kKeyedBlockPitch + row * kKeyedPitch;
+    const float* k = columns + b * kKeyBlock * kLongChunk + j;
+    for (int f = 0; f < kKeyBlock; ++f) {
+      V x[kVectors];
+      OUZEL_UNROLL
+      for (int c = 0; c < kVectors; ++c) x[c] = hn::Load(d, k + f * kLongChunk + c * kLanes);
+      OUZEL_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const V w = hn::Set(d, q[i * kKeyedPitch + f]);
+        OUZEL_UNROLL
+        for (int c = 0; c < kVectors; ++c) sum[i][c] = hn::MulAdd(w, x[c], sum[i][c]);
+      }
+    }
+  }
+  OUZEL_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    OUZEL_UNROLL
+    for (int c = 0; c < kVectors; ++c) {
+      hn::Store(sum[i][c], d, to + i * kLongChunk + c * kLanes);
+    }
+  }
+}
+
 // scores[i][j] = q_i . k_j of 16 tokens; those with j > i, and beyond the last token, are not used.
 void scores_of(const float* keyed, std::int64_t key_blocks, float* scores) {
-  const D d;
-  constexpr int kRows = HWY_TARGET == HWY_AVX3 ? 16 : 8;
-  HWY_ALIGN float columns[kKeyBlock * kLongChunk];
-  for (int row = 0; row < kLongChunk; row += kRows) {
-    for (int j = 0; j < kLongChunk; j += static_cast<int>(kLanes)) {
-      V sum[kRows];
-      OUZEL_UNROLL
-      for (int i = 0; i < kRows; ++i) sum[i] = hn::Zero(d);
-      for (std::int64_t b = 0; b < key_blocks; ++b) {
-        const float* block = keyed + b * kKeyedBlockPitch;
-        transpose_keys(block + kKeyBlock, columns);
-        for (int f = 0; f < kKeyBlock; ++f) {
-          const V k = hn::Load(d, columns + f * kLongChunk + j);
-          OUZEL_UNROLL
-          for (int i = 0; i < kRows; ++i) {
-            sum[i] = hn::MulAdd(hn::Set(d, block[(row + i) * kKeyedPitch + f]), k, sum[i]);
-          }
+  constexpr std::int64_t kBlocks = 16;  // at a time: 8 KiB
+  HWY_ALIGN float columns[kBlocks * kKeyBlock * kLongChunk];
+  for (std::int64_t b = 0; b < key_blocks; b += kBlocks) {
+    const std::int64_t blocks = HWY_MIN(kBlocks, key_blocks - b);
+    const float* block = keyed + b * kKeyedBlockPitch;
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      transpose_keys(block + i * kKeyedBlockPitch + kKeyBlock,
+                     columns + i * kKeyBlock * kLongChunk);
+    }
+    if constexpr (kLanes == 16) {
+      score_rows<16, 1>(block, blocks, columns, 0, 0, b == 0, scores);
+    } else if constexpr (kLanes == 8) {
+      score_rows<8, 1>(block, blocks, columns, 0, 0, b == 0, scores);
+      score_rows<4, 2>(block, blocks, columns, 8, 0, b == 0, scores);
+      score_rows<4, 2>(block, blocks, columns, 12, 0, b == 0, scores);
+    } else {
+      for (int j = 0; j < kLongChunk; j += static_cast<int>(kLanes)) {
+        for (int row = 0; row < kLongChunk; row += 8) {
+          score_rows<8, 1>(block, blocks, columns, row, j, b == 0, scores);
         }
       }
-      OUZEL_UNROLL
-      for (int i = 0; i < kRows; ++i) hn::Store(sum[i], d, scores + (row + i) * kLongChunk + j);
     }
   }
 }
@@ -219,7 +282,7 @@ HWY_INLINE void long_tile(const LongArgs& a, std::int64_t key, std::int64_t colu
   const float* keyed = a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock;
   float* state = a.state + key * kSlab + column;
   float* low = a.low + key * kSlab + column;
-  Pieces<kBeside> pieces(a.meanwhile, a.tokens / kTogether);
+  Pieces<kBeside> pieces(a.meanwhile, a.tokens / kPieceTokens);
   std::int64_t left = pieces.count;
   for (std::int64_t t0 = 0; t0 < a.tokens; t0 += kLongChunk, keyed += kLongChunk * kKeyedPitch) {
     const int tokens = static_cast<int>(HWY_MIN(kLongChunk, a.tokens - t0));
@@ -231,9 +294,11 @@ HWY_INLINE void long_tile(const LongArgs& a, std::int64_t key, std::int64_t colu
         for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Load(d, state + i * kSlab + j * kLanes);
       }
       int t = 0;
-      for (; left > 0 && t + kTogether <= tokens; t += kTogether, --left) {
+      for (; left > 0 && t + kPieceTokens <= tokens; --left) {
         pieces.next();
-        read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);
+        for (int u = 0; u < kPieceTokens; u += kTogether, t += kTogether) {
+          read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);
+        }
       }
       for (; t + kTogether <= tokens; t += kTogether) {
         read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);

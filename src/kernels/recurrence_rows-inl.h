@@ -95,6 +95,10 @@ inline constexpr ElementMap map_of(Beside beside) {
                                        : ElementMap::kIdentity;
 }
 
+// Tokens of a tile to a piece, so that packing takes most of a chunk's time: in bursts it would ask
+// more of the memory than that can give. Tiles of AVX2 are a quarter of the others'.
+inline constexpr int kPieceTokens = HWY_TARGET == HWY_AVX3 ? 2 : 8;
+
 // Up to `most` pieces of what is left to do; `count` calls of next() do them.
 template <Beside kBeside>
 class Pieces {

@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "src/base/caches.h"
+#include "src/kernels/stream_rows.h"
 #include "src/kernels/traffic.h"
 
 namespace ouzel {
@@ -12,10 +14,13 @@ namespace {
 // How many groups of heads a sequence is cut into.
 std::int64_t head_groups(const RecurrenceShape& shape, std::int64_t heads, std::int64_t rows,
                          std::int64_t columns, std::int64_t threads) {
-  constexpr std::int64_t kBytes = std::int64_t{11} << 17;  // of the 2 MiB of a second-level cache
+  // Of the 2 MiB of a second-level cache. Half a MiB would hold two heads of 64 keys, whose rows
+  // are runs of 512 bytes; then runs of 4 KiB count for more, and heads stay in the third level.
+  constexpr std::int64_t kBytes = std::int64_t{11} << 17, kRun = 1024;
   const std::int64_t bytes = (2 * rows * columns + 2 * kChunk * (2 * rows + columns)) *
                              static_cast<std::int64_t>(sizeof(float));
-  const std::int64_t together = std::max<std::int64_t>(1, kBytes / bytes);
+  const std::int64_t run = small_second_level_cache() ? kRun / std::max(rows, columns) : 1;
+  const std::int64_t together = std::max({kBytes / bytes, run, std::int64_t{1}});
   std::int64_t longest = 0, total = 0;
   for (std::int64_t n = 0; n < shape.sequences; ++n) {
     const std::int64_t length = shape.segment(n).length;
@@ -51,6 +56,7 @@ HeadsTask HeadsTasks::operator[](std::int64_t task) const {
 
 void HeadsScan::begin(Isa isa, const HeadsScanArgs& args) {
   isa_ = isa;
+  staged_ = args.stream && small_second_level_cache();
   plain_ = args.write_scale == 1 && args.gates == nullptr;
   for (std::int64_t h = 0; h < count_; ++h) {
     const ScannedHead& head = heads_[h];
@@ -134,8 +140,14 @@ void HeadsScan::run(Isa isa, const HeadsScanArgs& args) {
       pass_.select(h);
       pass_.skip(heads_[h].skip);
       if (args.gates != nullptr) keep(args.gates->kept(h, t));
-      pass_.run(TileMode::kScan, tokens, factors_ + h * kChunk, args.out.at(t) + h * columns_,
-                args.out.stride, args.stream, args.gates != nullptr ? decays_ + h : nullptr);
+      const Rows<float> out = staged_ ? Rows<float>{out_rows_, out_pitch()}
+                                      : Rows<float>{args.out.at(t), args.out.stride};
+      pass_.run(TileMode::kScan, tokens, factors_ + h * kChunk, out.first + h * columns_,
+                out.stride, args.stream && !staged_, args.gates != nullptr ? decays_ + h : nullptr);
+    }
+    if (staged_) {
+      stream_rows(isa_, {out_rows_, out_pitch(), args.out.at(t), args.out.stride, tokens,
+                         count_ * columns_});
     }
     if (next < args.length) pass_.finish_ahead();
   }

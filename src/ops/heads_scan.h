@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "src/base/caches.h"
 #include "src/ops/recurrence_pass.h"
 
 namespace ouzel {
@@ -56,6 +57,7 @@ class HeadsScan {
     factors_ = memory.template take<float>(heads * kChunk);
     decays_ = memory.template take<ChunkDecays>(gated ? heads : 0);
     next_decays_ = memory.template take<ChunkDecays>(gated ? heads : 0);
+    out_rows_ = memory.template take<float>(small_second_level_cache() ? kChunk * out_pitch() : 0);
     if (!normalize) return;
     for (float** p : {&norm_.z, &norm_.residue}) *p = memory.template take<float>(heads * rows);
     norm_.den = memory.template take<float>(heads * kChunk);
@@ -70,13 +72,19 @@ class HeadsScan {
   void pack(const HeadsScanArgs& args, std::int64_t t);
   void fold_gates(const HeadsScanArgs& args, std::int64_t t);
   void keep(float* to) const;
+  // A cache line more than the rows: multiples of 4 KiB would share a few cache sets.
+  std::int64_t out_pitch() const { return padded(count_ * columns_, kSlab) + 16; }
   void end();
 
   StatePass pass_;
   Isa isa_ = Isa::kPortable;
   std::int64_t rows_, columns_, count_;
   ScannedHead* heads_;
-  bool plain_ = false;               // rows are written as they are
+  bool plain_ = false;  // rows are written as they are
+  // Streamed outputs go through out_rows_ [64][out_pitch]: a head's alone are lines far apart,
+  // which memory takes in at a third of its speed.
+  bool staged_ = false;
+  float* out_rows_ = nullptr;
   float *write_factors_, *factors_;  // [heads][64]
   ChunkDecays *decays_, *next_decays_;
   Normalizer norm_;
