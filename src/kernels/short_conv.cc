@@ -24,7 +24,9 @@ using V = hn::Vec<D>;
 
 constexpr int kTokens = 4;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
-constexpr int kLine = HWY_MAX(1, 16 / kLanes);  // vectors of a cache line
+// Vectors of a cache line. Rows of many channels fall into the same sets of the first-level cache,
+// more of them than it has ways: the whole line is used before the next row's.
+constexpr int kLine = HWY_MAX(1, 16 / kLanes);
 
 // z of kCount tokens from `x` on. kWidth 0: the width is known at run time only.
 template <int kCount, int kWidth, class Lanes>
@@ -68,16 +70,18 @@ void ConvBlock(const ConvTokens& c, int64_t token, float* y, int64_t y_stride) {
   const float* next[kCount];
   for (int t = 0; t < kCount; ++t) next[t] = NextRow(c, token + kCount + t);
   ForGroups<kLine>(d, c.channels, [&](int64_t i, auto lanes, auto vectors) HWY_ATTR {
-    HWY_UNROLL(4)
-    for (int t = 0; t < kCount; ++t) hwy::Prefetch(next[t] + i);
     constexpr int kVectors = vectors;
-    V out[kCount][kVectors];
+    V z[kVectors][kCount], out[kCount][kVectors];
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      V z[kCount];
-      Convolve<kCount, kWidth>(d, c, x, i + j * kLanes, lanes, z);
+      Convolve<kCount, kWidth>(d, c, x, i + j * kLanes, lanes, z[j]);
+    }
+    HWY_UNROLL(4)
+    for (int t = 0; t < kCount; ++t) hwy::Prefetch(next[t] + i);
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
       HWY_UNROLL(4)
-      for (int t = 0; t < kCount; ++t) out[t][j] = kSilu ? math::silu(d, z[t]) : z[t];
+      for (int t = 0; t < kCount; ++t) out[t][j] = kSilu ? math::silu(d, z[j][t]) : z[j][t];
     }
     HWY_UNROLL(4)
     for (int t = 0; t < kCount; ++t) lanes.Output(out[t], d, y + t * y_stride + i, c.stream);
@@ -123,27 +127,35 @@ void GradientBlock(const ConvTokens& c, int64_t token, const float* const* dy, f
     next_x[t] = NextRow(c, token + kCount + t);
     next_dy[t] = dy[HWY_MIN(token + kCount + t, c.tokens - 1)];
   }
-  ForVectors(d, c.channels, [&](int64_t i, auto lanes) HWY_ATTR {
+  ForGroups<kLine>(d, c.channels, [&](int64_t first, auto lanes, auto vectors) HWY_ATTR {
+    constexpr int kVectors = vectors;
+    V z[kVectors][kCount];
+    OUZEL_UNROLL
+    for (int j = 0; kSilu && j < kVectors; ++j) {
+      Convolve<kCount, kWidth>(d, c, x, first + j * kLanes, lanes, z[j]);
+    }
     HWY_UNROLL(4)
     for (int t = 0; t < kCount; ++t) {
-      hwy::Prefetch(next_x[t] + i);
-      hwy::Prefetch(next_dy[t] + i);
+      hwy::Prefetch(next_x[t] + first);
+      hwy::Prefetch(next_dy[t] + first);
     }
-    V g[kCount];
-    HWY_UNROLL(4)
-    for (int t = 0; t < kCount; ++t) g[t] = lanes.Load(d, given[t] + i);
-    if constexpr (kSilu) {
-      V z[kCount], s[kCount];
-      Convolve<kCount, kWidth>(d, c, x, i, lanes, z);
-      sigmoids<kCount>(d, z, s);
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const int64_t i = first + j * kLanes;
+      V g[kCount];
       HWY_UNROLL(4)
-      for (int t = 0; t < kCount; ++t) {
-        // silu'(z) = s + z s (1 - s)
-        g[t] = hn::Mul(g[t], hn::MulAdd(hn::Mul(z[t], s[t]), hn::Sub(one, s[t]), s[t]));
-        lanes.Store(g[t], d, dz + (token + t) * c.channels + i);
+      for (int t = 0; t < kCount; ++t) g[t] = lanes.Load(d, given[t] + i);
+      if constexpr (kSilu) {
+        V s[kCount];
+        sigmoids<kCount>(d, z[j], s);
+        HWY_UNROLL(4)
+        for (int t = 0; t < kCount; ++t) {
+          // silu'(z) = s + z s (1 - s)
+          g[t] = hn::Mul(g[t], hn::MulAdd(hn::Mul(z[j][t], s[t]), hn::Sub(one, s[t]), s[t]));
+          lanes.Store(g[t], d, dz + (token + t) * c.channels + i);
+        }
       }
-    }
-    if (sums != nullptr) {
+      if (sums == nullptr) continue;
       HWY_UNROLL(4)
       for (int64_t column = 0; column < width; ++column) {
         V sum = lanes.Load(d, sums + column * c.channels + i);
