@@ -119,6 +119,11 @@ GivenArray::GivenArray(nb::handle object, std::string_view call, std::string_vie
 void GivenArray::check_writable(nb::handle object, std::string_view call, std::string_view name) {
   // A capsule says nothing, and is taken once.
   if (PyCapsule_CheckExact(object.ptr())) return;
+  if (framework_of(object) == Framework::kJax) {
+    refuse(std::string(call) + ": " + std::string(name) +
+           " is an array of JAX, which never changes; pass it as the initial state of a call with "
+           "output_final_state=True");
+  }
   nb::ndarray<> array;
   if (nb::try_cast(object, array)) return;
   refuse(std::string(call) + ": " + std::string(name) +

@@ -22,7 +22,8 @@ class GivenArray {
   // Error(kInvalidArgument), or what the array's own export throws.
   GivenArray(nb::handle object, std::string_view call, std::string_view name);
   const ConstTensor& tensor() const { return tensor_; }
-  // Throws Error(kInvalidArgument) for an array that says of itself that it is read-only.
+  // Throws Error(kInvalidArgument) for an array that says of itself that it is read-only, and for
+  // those of JAX.
   static void check_writable(nb::handle object, std::string_view call, std::string_view name);
 
  private:
