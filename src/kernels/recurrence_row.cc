@@ -292,10 +292,10 @@ template <Erase kErase, bool kValueDecay, bool kResidue, bool kReadBefore>
 void row(const RowArgs& args) {
   const RowArgs a = args;  // its own: what is stored to S cannot change it
   constexpr bool kErases = kErase != Erase::kNone;
-  // AVX2: more than its registers hold, since longer runs of memory come faster; what does not fit
-  // is read from the first-level cache.
-  constexpr int kLeast = kErases ? HWY_MAX(2, 8 / static_cast<int>(kLanes)) : 4;
-  constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 2 * kLeast : kLeast;
+  // AVX2, with an erase: more than its registers hold, since longer runs of memory come faster;
+  // what does not fit is read from the first-level cache.
+  constexpr int kFew = HWY_TARGET == HWY_AVX2 ? 4 : HWY_MAX(2, 8 / static_cast<int>(kLanes));
+  constexpr int kVectors = kErases ? kFew : 4;
   constexpr std::int64_t kColumns = kVectors * kLanes;
   const std::int64_t whole = a.columns / kColumns * kColumns;
   bool up = false;
