@@ -239,8 +239,8 @@ void OperatorCall::take(const TensorInfo& info, const std::string& name,
                         const ConstTensor& tensor) {
   const bool wide = info.dtype == DType::kF64;
   if (tensor.dtype != info.dtype && !(wide ? tensor.dtype == DType::kF32 : is_half(tensor.dtype))) {
-    refuse(fmt::format("{}: {} is {}; {} was expected", info_.name, name, describe(tensor),
-                       wide ? "F64 or F32" : "F32, BF16 or F16"));
+    refuse(fmt::format("{}: {} is {}; {} was expected: convert it first", info_.name, name,
+                       describe(tensor), wide ? "F64 or F32" : "F32, BF16 or F16"));
   }
   bool taken = false;
   each_part(info.shape, '|',

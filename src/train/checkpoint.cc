@@ -83,10 +83,11 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
     const auto found = metadata.find(kOption + name);
     const std::string was = found == metadata.end() ? "(absent)" : found->second;
     if (was != value) {
-      fail(
-          fmt::format("this run was started with {} = {} and cannot go on with {}; repeat the "
-                      "options of its start, or start anew in another folder",
-                      name, was, value));
+      fail(fmt::format(
+          "this run was started with {} = {} and cannot go on with {} (its learning rates "
+          "follow the options of its start); repeat these, or start anew in another "
+          "folder",
+          name, was, value));
     }
   }
   const auto read = [&](const std::string& name, std::int64_t size, float* to) {
