@@ -190,6 +190,27 @@ TEST(LawExactness, GatesOfLongScans) {
   }
 }
 
+// Sizes on and off the widths of tiles, and decays of 0 among strong ones: these choose between
+// ways of the backward pass.
+TEST(LawBits, NeitherThreadsNorOldScratchChangeOne) {
+  for (const ouzel::Law* law : matrix_laws()) {
+    for (const Gates gates : {Gates::kMild, Gates::kStrong, Gates::kHarsh}) {
+      for (const std::int64_t values : {3, 24, 33, 64}) {
+        MatrixCase c{law->name, 150, 16, values};
+        c.gates = gates;
+        c.states = c.optional = true;
+        if (!exists(c) || (gates != Gates::kMild && law->find(LawRole::kDecay) == nullptr))
+          continue;
+        SCOPED_TRACE(name_of(c));
+        Call call = make_call(c, 86);
+        expect_threads_change_no_bit(call);
+        call.saved = false;  // states that the backward pass recomputes
+        expect_threads_change_no_bit(call);
+      }
+    }
+  }
+}
+
 // A reset forgets NaN, among sums in two parts too.
 class LongResets : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(, LongResets,

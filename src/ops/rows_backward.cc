@@ -67,8 +67,12 @@ class RowsBackward {
                                  std::int64_t copies = 1) const {
     return {x, static_cast<std::size_t>(x != nullptr ? copies * rows_ * width : 0)};
   }
-  std::span<const float> of_state(const float* x) const {
+  std::span<const float> of_slabs(const float* x) const {
     return {x, static_cast<std::size_t>(b_.state_size)};
+  }
+  // Nothing is written beyond the columns of tiles.
+  std::span<const float> of_lanes(const float* x) const {
+    return {x, static_cast<std::size_t>(b_.keys * padded(kind_.values, kTileValues))};
   }
   // Those of all rows.
   const float* queries() const { return spreads_ ? b_.q : folded(b_.packed.q, b_.q); }
@@ -368,7 +372,7 @@ void RowsBackward::erase_forward(std::int64_t first, float* state, float* low) {
   ErasingArgs args = block_args(first);
   args.state = state;
   args.low = low;
-  cut_blocks(args, {of_state(state), of_rows(b_.packed.v, b_.value_pitch)});
+  cut_blocks(args, {of_slabs(state), of_rows(b_.packed.v, b_.value_pitch)});
   block_forward(isa_, args);
 }
 
@@ -448,7 +452,8 @@ void RowsBackward::backward(std::int64_t first, std::int64_t tokens, const float
     block.erase_products_stand = source_keeps_;
     block.qk = b_.qk;
     block.qb = b_.qb;
-    cut_blocks(block, {of_state(begin), of_state(b_.grad), of_rows(b_.packed.v, b_.value_pitch),
+    cut_blocks(block, {erases_ || source_keeps_ ? of_slabs(begin) : of_lanes(begin),
+                       of_lanes(b_.grad), of_rows(b_.packed.v, b_.value_pitch),
                        of_rows(b_.output_grad, b_.value_pitch, kind_.queries)});
     if (erases_) {
       block.state = b_.grad_slabs;
