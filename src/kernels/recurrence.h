@@ -149,8 +149,9 @@ void recurrence_tile(Isa isa, const TileArgs& args);
 // Orders streamed rows before whatever the thread stores next: call it before others are told.
 void finish_streams();
 
-// The same for a slab whose sum hardly decays, from position kLongSum on: sums over kLongChunk
-// tokens are formed from zero and added to state + low, where low is what state lost to rounding.
+// The same for a slab whose sum hardly decays, from position kLongSum on: the sum over all tokens of
+// a call is formed from zero and added to state + low, where low is what state lost to rounding.
+// kLongChunk tokens at a time read each other through their scores.
 inline constexpr std::int64_t kLongChunk = 16;
 // scores [tokens][16]: q_i . k_j within each chunk of 16 tokens; once for all slabs.
 void recurrence_scores(Isa isa, std::int64_t tokens, std::int64_t key_blocks, const float* keyed,

@@ -1,7 +1,8 @@
-// The compensated chunk, for sums that hardly decay, beyond their first 2,048 tokens: sums are
-// formed from zero over 16 tokens and then added to S in two parts, S and what it lost to rounding.
+// The compensated chunk, for sums that hardly decay, beyond their first 2,048 tokens: the chunk's
+// sum R is formed from zero, and then added to S in two parts, S and what it lost to rounding.
+// Tokens go 16 by 16:
 //
-//     o_i = S^T q_i + sum_(j <= i) (q_i . k_j) v_j        S += sum_j k_j v_j^T
+//     o_i = (S + R)^T q_i + sum_(j <= i) (q_i . k_j) v_j        R += sum_j k_j v_j^T
 #include "src/kernels/recurrence.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,6 +24,8 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = HWY_LANES(float);
 constexpr int kTileKeys = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+template <int kVectors>
+using Tile = V[kTileKeys][kVectors];
 constexpr int kTogether = 2;  // tokens: the sums of one alone are a chain that waits for itself
 
 // The written halves of 16 tokens of a block of 8 keys, [16][kKeyedPitch], as [8][16].
@@ -192,7 +195,7 @@ HWY_INLINE void recent_rows(const float* scores, const float* values, float* par
 
 // kTokens tokens side by side read a tile of S: o += S^T q.
 template <int kVectors, bool kLast, int kTokens>
-HWY_INLINE void read_tile(const LongArgs& a, const V (&s)[kTileKeys][kVectors], const float* keyed,
+HWY_INLINE void read_tile(const LongArgs& a, const Tile<kVectors>& s, const float* keyed,
                           std::int64_t t0, int t, std::int64_t column) {
   const D d;
   float* partial = a.partial + (t0 + t) * kSlab + column;
@@ -235,18 +238,12 @@ HWY_INLINE void read_tile(const LongArgs& a, const V (&s)[kTileKeys][kVectors], 
   }
 }
 
-// A tile of S takes in the sum over up to 16 tokens from t0 on.
+// sum += k v^T of up to 16 tokens from t0 on.
 template <int kVectors>
-HWY_INLINE void add_tile(const LongArgs& a, const float* keyed, std::int64_t t0, int tokens,
-                         std::int64_t column, float* state, float* low) {
+HWY_INLINE void add_tokens(const LongArgs& a, const float* keyed, std::int64_t t0, int tokens,
+                           std::int64_t column, Tile<kVectors>& sum) {
   const D d;
   const float* values = a.values + t0 * kSlab + column;
-  V sum[kTileKeys][kVectors];
-  OUZEL_UNROLL
-  for (int i = 0; i < kTileKeys; ++i) {
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(d);
-  }
   for (int t = 0; t < tokens; ++t) {
     V v[kVectors];
     OUZEL_UNROLL
@@ -258,8 +255,13 @@ HWY_INLINE void add_tile(const LongArgs& a, const float* keyed, std::int64_t t0,
       for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(k, v[j], sum[i][j]);
     }
   }
-  // Fast two-sum (Dekker): exact where S is the larger, which is where long sums are lost; else it
-  // errs by a rounding of the chunk's sum.
+}
+
+// A tile of S takes in the chunk's sum. Fast two-sum (Dekker): exact where S is the larger, which
+// is where long sums are lost; else it errs by a rounding of the chunk's sum.
+template <int kVectors>
+HWY_INLINE void add_sum(const Tile<kVectors>& sum, float* state, float* low) {
+  const D d;
   OUZEL_UNROLL
   for (int i = 0; i < kTileKeys; ++i) {
     OUZEL_UNROLL
@@ -274,24 +276,31 @@ HWY_INLINE void add_tile(const LongArgs& a, const float* keyed, std::int64_t t0,
   }
 }
 
-// One block of keys over all tokens, 16 by 16: they read S, then their sum is added to it. The tile
-// of S stays in the first-level cache meanwhile.
+// One block of keys over all tokens, 16 by 16: they read S + R, then their sum is added to R. Both
+// tiles stay in the first-level cache meanwhile.
 template <bool kRead, int kVectors, bool kLast, Beside kBeside>
 HWY_INLINE void long_tile(const LongArgs& a, std::int64_t key, std::int64_t column) {
   const D d;
   const float* keyed = a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock;
   float* state = a.state + key * kSlab + column;
-  float* low = a.low + key * kSlab + column;
+  Tile<kVectors> recent;
+  OUZEL_UNROLL
+  for (int i = 0; i < kTileKeys; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) recent[i][j] = hn::Zero(d);
+  }
   Pieces<kBeside> pieces(a.meanwhile, a.tokens / kPieceTokens);
   std::int64_t left = pieces.count;
   for (std::int64_t t0 = 0; t0 < a.tokens; t0 += kLongChunk, keyed += kLongChunk * kKeyedPitch) {
     const int tokens = static_cast<int>(HWY_MIN(kLongChunk, a.tokens - t0));
     if constexpr (kRead) {
-      V s[kTileKeys][kVectors];
+      Tile<kVectors> s;
       OUZEL_UNROLL
       for (int i = 0; i < kTileKeys; ++i) {
         OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Load(d, state + i * kSlab + j * kLanes);
+        for (int j = 0; j < kVectors; ++j) {
+          s[i][j] = hn::Add(hn::Load(d, state + i * kSlab + j * kLanes), recent[i][j]);
+        }
       }
       int t = 0;
       for (; left > 0 && t + kPieceTokens <= tokens; --left) {
@@ -305,9 +314,10 @@ HWY_INLINE void long_tile(const LongArgs& a, std::int64_t key, std::int64_t colu
       }
       for (; t < tokens; ++t) read_tile<kVectors, kLast, 1>(a, s, keyed, t0, t, column);
     }
-    add_tile<kVectors>(a, keyed, t0, tokens, column, state, low);
+    add_tokens<kVectors>(a, keyed, t0, tokens, column, recent);
   }
   for (; left > 0; --left) pieces.next();
+  add_sum<kVectors>(recent, state, a.low + key * kSlab + column);
 }
 
 // S + low times e^g, as S + low + (S + low) expm1(g).
