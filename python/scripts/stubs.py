@@ -1,7 +1,7 @@
 """Writes the type stubs of the package: those of the extension by nanobind, those of the operators
 from the library's table.
 
-usage: stubs.py FOLDER     (with the built package on PYTHONPATH)
+usage: stubs.py FOLDER     (the built package's, "ouzel")
 """
 
 import importlib
@@ -11,8 +11,10 @@ from pathlib import Path
 
 from nanobind.stubgen import StubGen
 
-import ouzel
-from ouzel import _operators
+sys.path.insert(0, str(Path(sys.argv[1]).parent))
+
+import ouzel  # noqa: E402
+from ouzel import _operators  # noqa: E402
 
 HEAD = '''"""Ouzel: linear attention for CPUs."""
 
