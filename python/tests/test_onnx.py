@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import ouzel
 
 onnx = pytest.importorskip("onnx", minversion="1.23")
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 from onnx.backend.test.case import node as node_cases  # noqa: E402
 from onnx.backend.test.case.node import causal_conv_with_state, linear_attention  # noqa: E402, F401
