@@ -4,9 +4,7 @@ A function takes the tensors that are always needed, then `scale`, optional tens
 `output_final_state`, and the other attributes, `cu_seqlens` and `form` last.
 """
 
-import inspect
 from collections import namedtuple
-from difflib import get_close_matches
 
 from . import _core
 
@@ -228,15 +226,23 @@ def define(law, kind, body, space):
     exec(compile(source, f"<{space['__name__']}.{law.name}>", "exec"), space)
     function = space[name]
     function.__doc__ = documentation(law, kind)
-    known = inspect.signature(function)
+    known = _signature_of(function)
     function.__signature__ = known.replace(parameters=list(known.parameters.values())[:-1])
     if kind != CALL:
         function.__qualname__ = f"{law.name}.{kind}"
     return function
 
 
+def _signature_of(function):
+    from inspect import signature  # with NumPy it is there already; an import of Ouzel alone does without
+
+    return signature(function)
+
+
 def _refuse(function, unknown):
-    known, name = list(inspect.signature(function).parameters), next(iter(unknown))
+    from difflib import get_close_matches
+
+    known, name = list(_signature_of(function).parameters), next(iter(unknown))
     near = get_close_matches(name, known, 1)
     hint = f"did you mean '{near[0]}'?" if near else f"it takes {', '.join(known)}"
     raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument '{name}'; {hint}")
@@ -257,19 +263,28 @@ def arguments(law, kind):
     return text + ", context"
 
 
-def functions():
-    """All functions, by names and aliases."""
-    made = {}
-    for index, law in enumerate(_TABLE):
-        space = {"_call": _core.forward, "_vjp": _core.vjp, "_step": _core.step, "__name__": "ouzel"}
+# Operators by names and aliases.
+NAMES = {name: index for index, law in enumerate(_TABLE) for name in (law.name, *law.aliases)}
+_functions = {}
 
-        def defined(kind):
-            return define(law, kind, f"_{kind}({index}, {arguments(law, kind)})", space)
 
-        function = defined(CALL)
-        function.vjp = defined(VJP)
-        if keeps_state(law):
-            function.step = defined(STEP)
-        for name in (law.name, *law.aliases):
-            made[name] = function
+def function_of(name):
+    """The function of an operator, the same for its aliases."""
+    index = NAMES[name]
+    if index not in _functions:
+        _functions.setdefault(index, _defined(index))
+    return _functions[index]
+
+
+def _defined(index):
+    law = _TABLE[index]
+    space = {"_call": _core.forward, "_vjp": _core.vjp, "_step": _core.step, "__name__": "ouzel"}
+
+    def defined(kind):
+        return define(law, kind, f"_{kind}({index}, {arguments(law, kind)})", space)
+
+    made = defined(CALL)
+    made.vjp = defined(VJP)
+    if keeps_state(law):
+        made.step = defined(STEP)
     return made

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +58,23 @@ def test_every_row_of_the_table_is_a_function():
         gradients = {output.gradient for output in law.outputs if output.gradient}
         assert gradients <= set(inspect.signature(function.vjp).parameters)
         assert all(tensor.gradient in function.vjp.__doc__ for tensor in law.inputs)
+
+
+def test_functions_are_found_however_they_are_asked_for():
+    """Each is written when it is first asked for, in a process of its own here."""
+    code = """
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+import ouzel
+assert set(ouzel.__all__) <= set(dir(ouzel))
+with ThreadPoolExecutor(4) as pool:
+    assert len(set(pool.map(lambda _: ouzel.kda, range(16)))) == 1
+assert pickle.loads(pickle.dumps(ouzel.gla)) is ouzel.gla
+from ouzel import *
+assert retention is ouzel.retention and selective_scan is ouzel.mamba1
+assert not hasattr(ouzel, "retntion")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_aliases_find_laws():
