@@ -11,6 +11,7 @@
 #include "ouzel/softmax_attention.h"
 #include "src/ops/feature_map.h"
 #include "tests/by_name.h"
+#include "tests/contexts.h"
 #include "tests/operand.h"
 
 namespace ouzel::test {
@@ -471,17 +472,19 @@ void expect_same(const Results<float>& a, const Results<float>& b) {
 }
 
 void expect_threads_change_no_bit(const Call& call) {
-  Results<float> first;
-  for (int threads : {1, 2, 5}) {
-    Context context({.threads = threads, .poison_scratch = true});
-    const Results<float> r = run(context, call);
-    if (threads == 1) first = r;
-    expect_same(r, first);
+  for (const Isa isa : supported_isas()) {
+    SCOPED_TRACE(name_of(isa));
+    Context one({.threads = 1, .isa = isa, .poison_scratch = true}),
+        five({.threads = 5, .isa = isa, .poison_scratch = true}),
+        other = with_other_cache({.threads = 2, .isa = isa, .poison_scratch = true});
+    const Results<float> first = run(one, call);
+    expect_same(run(five, call), first);
+    expect_same(run(other, call), first);
+    // Nor does what scratch held before: NaN above, here what a call left.
+    Context used({.threads = 1, .isa = isa});
+    run(used, call);
+    expect_same(run(used, call), first);
   }
-  // Nor does what scratch held before: NaN above, here what a call left.
-  Context used({.threads = 1});
-  expect_same(run(used, call), first);
-  expect_same(run(used, call), first);
 }
 
 }  // namespace ouzel::test

@@ -113,6 +113,8 @@ Segments& segments_of(Call& call);
 // Equal shapes and bits.
 bool same_bits(const Floats& a, const Floats& b);
 void expect_same(const Results<float>& a, const Results<float>& b);
+// On every instruction set: for any number of threads, with a small second-level cache or a large
+// one, whatever scratch held before.
 void expect_threads_change_no_bit(const Call& call);
 
 // All results of a call against those of its reference.

@@ -10,6 +10,7 @@
 #include "tests/by_name.h"
 #include "tests/cases.h"
 #include "tests/compare.h"
+#include "tests/contexts.h"
 #include "tests/law_calls.h"
 #include "tests/law_cases.h"
 #include "tests/random_arrays.h"
@@ -87,10 +88,11 @@ class Invariances : public testing::TestWithParam<Isa> {};
 INSTANTIATE_TEST_SUITE_P(, Invariances, testing::ValuesIn(supported_isas()),
                          [](const auto& info) { return name_of(info.param); });
 
-// Nor does what scratch held before: NaN in those, here what the calls before left.
+// Nor does what scratch held before: NaN in those, here what the calls before left; nor the size of
+// the second-level cache.
 TEST_P(Invariances, ThreadCountChangesNothing) {
   Context one(options_for(GetParam(), 1)), two(options_for(GetParam(), 2)),
-      three(options_for(GetParam(), 3)), used({.threads = 1, .isa = GetParam()});
+      three = with_other_cache(options_for(GetParam(), 3)), used({.threads = 1, .isa = GetParam()});
   for (const Sample& s : samples(200)) {
     SCOPED_TRACE(s.name);
     const Results<float> r = run(one, s.call);
@@ -177,6 +179,23 @@ TEST_P(Invariances, LargeTensorsAreTheSame) {
     const Results<float> r = run(context, s.call);
     s.call.strided = true;
     expect_same(run(context, s.call), r);
+  }
+}
+
+// Where the second-level cache is small, outputs of several heads go there through scratch.
+TEST_P(Invariances, LargeTensorsOfHeadsAreTheSameWithAnyCache) {
+  Context context(options_for(GetParam())), other = with_other_cache(options_for(GetParam()));
+  constexpr Int kTokens = 8'200;  // 8.4 MB of values, in two batch rows and two heads
+  const LawCase sum{Law::kRetention, kTokens, 32, 64, Layout::kRows, Heads::kEqual};
+  const MatrixCase gated{"simple_gla", kTokens, 32, 64, Layout::kRows, Heads::kEqual};
+  Call backward = make_call(sum, 902), forward = make_call(gated, 903);
+  forward.upstream.clear();
+  for (Call* call : {&backward, &forward}) {
+    SCOPED_TRACE(call == &backward ? "retention" : "simple_gla");
+    const Results<float> r = run(context, *call);
+    expect_same(run(other, *call), r);
+    call->strided = true;
+    expect_same(run(other, *call), r);
   }
 }
 

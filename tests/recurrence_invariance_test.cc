@@ -9,6 +9,7 @@
 
 #include "ouzel/error.h"
 #include "src/kernels/recurrence.h"
+#include "tests/contexts.h"
 #include "tests/recurrence_case.h"
 
 namespace {
@@ -77,7 +78,8 @@ TEST(RecurrenceInvariance, ThreadCountChangesNoBit) {
       expected.forward(one);
       expected.backward(one);
       for (int threads : {2, 3, 7}) {
-        Context context({.threads = threads, .isa = isa, .poison_scratch = true});
+        const ContextOptions options{.threads = threads, .isa = isa, .poison_scratch = true};
+        Context context = threads == 2 ? with_other_cache(options) : Context(options);
         RecurrenceRun run(data);
         run.forward(context);
         run.backward(context);
@@ -115,17 +117,21 @@ TEST(RecurrenceInvariance, AlignmentOfLargeOutputsChangesNoBit) {
   inputs.v = Tensor(view(v.data()));
   for (Isa isa : supported_isas()) {
     SCOPED_TRACE(name_of(isa));
-    Context context({.threads = 2, .isa = isa, .poison_scratch = true});
-    const auto run = [&](std::int64_t offset) {
+    const ContextOptions options{.threads = 2, .isa = isa, .poison_scratch = true};
+    Context context(options), other = with_other_cache(options);
+    const auto run = [&](Context& with, std::int64_t offset) {
       Buffer memory(static_cast<std::size_t>(kCount + 16) * sizeof(float));
       std::fill_n(memory.f32(), kCount + 16, -7.0f);
       RecurrenceOutputs outputs;
       outputs.o = Tensor(view(memory.f32() + offset));
-      linear_attention(context, {}, inputs, outputs);
+      linear_attention(with, {}, inputs, outputs);
       EXPECT_EQ(memory.f32()[offset + kCount], -7.0f);
       return std::vector<float>(memory.f32() + offset, memory.f32() + offset + kCount);
     };
-    EXPECT_TRUE(same_bits(run(0), run(1)));
+    const std::vector<float> expected = run(context, 0);
+    EXPECT_TRUE(same_bits(run(context, 1), expected));
+    EXPECT_TRUE(same_bits(run(other, 0), expected));
+    EXPECT_TRUE(same_bits(run(other, 1), expected));
   }
 }
 

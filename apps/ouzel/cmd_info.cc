@@ -18,6 +18,7 @@
 #include "ouzel/context.h"
 #include "ouzel/error.h"
 #include "ouzel/version.h"
+#include "src/base/caches.h"
 #include "src/base/text.h"
 #include "src/formats/files.h"
 #include "src/formats/json.h"
@@ -59,18 +60,11 @@ std::string processor() {
   return "";
 }
 
-// Bytes of a cache, 0 where the system does not say.
-std::uint64_t cache_bytes(int name) {
-  return static_cast<std::uint64_t>(std::max(0L, ::sysconf(name)));
-}
-
 void show_machine(const CommonOptions& common) {
   const Isa in_use = common.isa.empty() ? default_isa() : isa_from_name(common.isa);
   const int threads = common.threads != 0 ? common.threads : default_threads();
-  const std::vector<std::pair<std::string, std::uint64_t>> caches = {
-      {"L1d", cache_bytes(_SC_LEVEL1_DCACHE_SIZE)},
-      {"L2", cache_bytes(_SC_LEVEL2_CACHE_SIZE)},
-      {"L3", cache_bytes(_SC_LEVEL3_CACHE_SIZE)}};
+  const std::vector<std::pair<std::string, std::int64_t>> caches = {
+      {"L1d", cache_bytes(1)}, {"L2", cache_bytes(2)}, {"L3", cache_bytes(3)}};
   std::vector<std::string> sets;
   for (Isa isa : supported_isas()) sets.emplace_back(name_of(isa));
 
@@ -89,7 +83,8 @@ void show_machine(const CommonOptions& common) {
   }
   std::vector<std::string> cache_sizes;
   for (const auto& [name, bytes] : caches) {
-    if (bytes != 0) cache_sizes.push_back(name + " " + human_bytes(bytes));
+    if (bytes != 0)
+      cache_sizes.push_back(name + " " + human_bytes(static_cast<std::uint64_t>(bytes)));
   }
   write_out(
       fmt::format("ouzel            {}\n"

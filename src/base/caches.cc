@@ -2,17 +2,17 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 namespace ouzel {
 
-std::int64_t second_level_cache_bytes() {
-  static const std::int64_t bytes = [] {
+std::int64_t cache_bytes(int level) {
 #ifdef _SC_LEVEL2_CACHE_SIZE
-    const long size = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
-    if (size > 0) return static_cast<std::int64_t>(size);
+  constexpr int kNames[] = {_SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE};
+  return std::max<std::int64_t>(0, ::sysconf(kNames[level - 1]));
+#else
+  return 0;
 #endif
-    return std::int64_t{1} << 20;
-  }();
-  return bytes;
 }
 
 }  // namespace ouzel

@@ -6,9 +6,12 @@
 
 namespace ouzel {
 
-// Bytes of a core's second-level cache; 1 MiB where the system does not say.
-std::int64_t second_level_cache_bytes();
-// Whether it holds less than the rows and states of some heads, which then live in the third level.
-inline bool small_second_level_cache() { return second_level_cache_bytes() < (1 << 20); }
+// Bytes of a cache of the first (data), second or third level as one core sees it; 0 where the
+// system does not say.
+std::int64_t cache_bytes(int level);
+
+// Whether a second-level cache of so many bytes (1 MiB where the system does not say) holds less
+// than the rows and states of some heads, which then live in the third level.
+inline bool is_small_second_level(std::int64_t bytes) { return bytes != 0 && bytes < (1 << 20); }
 
 }  // namespace ouzel

@@ -14,6 +14,7 @@
 #include <hwy/targets.h>
 
 #include "ouzel/error.h"
+#include "src/base/caches.h"
 #include "src/base/context_impl.h"
 
 namespace ouzel {
@@ -108,6 +109,7 @@ std::size_t Context::scratch_bytes() const { return impl_->scratch_bytes(); }
 Context::Impl::Impl(ContextOptions options)
     : options_(std::move(options)),
       pool_(options_.threads),
+      small_second_level_cache_(is_small_second_level(cache_bytes(2))),
       scratch_(static_cast<std::size_t>(options_.threads)) {}
 
 void Context::Impl::reserve(std::size_t bytes_per_worker) {

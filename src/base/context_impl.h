@@ -40,6 +40,10 @@ class Context::Impl {
 
   const ContextOptions& options() const { return options_; }
   ThreadPool& pool() { return pool_; }
+  // Whether heads' rows and states outgrow the second-level cache (caches.h). Tests set what other
+  // machines have.
+  bool small_second_level_cache() const { return small_second_level_cache_; }
+  void set_small_second_level_cache(bool small) { small_second_level_cache_ = small; }
   // Makes sure that every worker has `bytes` of scratch; allocates only when it has to grow.
   void reserve(std::size_t bytes_per_worker);
   // `count` elements that all tasks of a call share (packed operands, partial sums), aligned to 64
@@ -65,6 +69,7 @@ class Context::Impl {
 
   ContextOptions options_;
   ThreadPool pool_;
+  bool small_second_level_cache_;
   std::vector<Scratch> scratch_;
   Buffer shared_;
 };

@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "src/base/caches.h"
 #include "src/kernels/stream_rows.h"
 #include "src/kernels/traffic.h"
 
@@ -13,14 +12,16 @@ namespace {
 
 // How many groups of heads a sequence is cut into.
 std::int64_t head_groups(const RecurrenceShape& shape, std::int64_t heads, std::int64_t rows,
-                         std::int64_t columns, std::int64_t threads) {
+                         std::int64_t columns, const Context& context) {
   // Of the 2 MiB of a second-level cache. Half a MiB would hold two heads of 64 keys, whose rows
   // are runs of 512 bytes; then runs of 4 KiB count for more, and heads stay in the third level.
   constexpr std::int64_t kBytes = std::int64_t{11} << 17, kRun = 1024;
   const std::int64_t bytes = (2 * rows * columns + 2 * kChunk * (2 * rows + columns)) *
                              static_cast<std::int64_t>(sizeof(float));
-  const std::int64_t run = small_second_level_cache() ? kRun / std::max(rows, columns) : 1;
+  const std::int64_t run =
+      context.impl().small_second_level_cache() ? kRun / std::max(rows, columns) : 1;
   const std::int64_t together = std::max({kBytes / bytes, run, std::int64_t{1}});
+  const std::int64_t threads = context.threads();
   std::int64_t longest = 0, total = 0;
   for (std::int64_t n = 0; n < shape.sequences; ++n) {
     const std::int64_t length = shape.segment(n).length;
@@ -41,11 +42,11 @@ std::int64_t head_groups(const RecurrenceShape& shape, std::int64_t heads, std::
 
 HeadsTasks::HeadsTasks(const RecurrenceShape& shape, std::int64_t heads, std::int64_t rows,
                        std::int64_t columns, bool side_by_side, bool may_split,
-                       std::int64_t threads)
+                       const Context& context)
     : sequences_(shape.sequences),
       heads_(heads),
-      groups_(side_by_side ? head_groups(shape, heads, rows, columns, threads) : heads),
-      columns_(columns, sequences_ * groups_, may_split && groups_ == heads, threads) {}
+      groups_(side_by_side ? head_groups(shape, heads, rows, columns, context) : heads),
+      columns_(columns, sequences_ * groups_, may_split && groups_ == heads, context.threads()) {}
 
 HeadsTask HeadsTasks::operator[](std::int64_t task) const {
   const std::int64_t c = task % columns_.count(), group = task / columns_.count();
@@ -54,14 +55,13 @@ HeadsTask HeadsTasks::operator[](std::int64_t task) const {
           columns_.size(c)};
 }
 
-void HeadsScan::begin(Isa isa, const HeadsScanArgs& args) {
-  isa_ = isa;
-  staged_ = args.stream && small_second_level_cache();
+void HeadsScan::begin(const HeadsScanArgs& args) {
+  staged_ = args.stream && may_stage_;
   plain_ = args.write_scale == 1 && args.gates == nullptr;
   for (std::int64_t h = 0; h < count_; ++h) {
     const ScannedHead& head = heads_[h];
     pass_.select(h);
-    pass_.begin(isa, head.fold, head.initial, head.position);
+    pass_.begin(isa_, head.fold, head.initial, head.position);
     if (args.gates != nullptr) continue;
     plain_ = plain_ && head.fold->log_decay == 0;
     for (std::int64_t i = 0; i < kChunk; ++i) {
@@ -113,8 +113,8 @@ void HeadsScan::pack(const HeadsScanArgs& args, std::int64_t t) {
                    plain_ ? nullptr : write_factors_, args.normalize != nullptr ? &norm_ : nullptr);
 }
 
-void HeadsScan::run(Isa isa, const HeadsScanArgs& args) {
-  begin(isa, args);
+void HeadsScan::run(const HeadsScanArgs& args) {
+  begin(args);
   if (args.length > 0) {
     pack(args, 0);
     pass_.finish_ahead();

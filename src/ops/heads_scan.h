@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "src/base/caches.h"
 #include "src/ops/recurrence_pass.h"
 
 namespace ouzel {
@@ -49,15 +48,20 @@ class HeadsScan {
  public:
   // States of `rows` x `columns`, see StatePass::packs_ahead.
   template <class Memory>
-  HeadsScan(Memory& memory, std::int64_t rows, std::int64_t columns, std::int64_t heads,
-            bool normalize, bool gated = false)
-      : pass_(memory, rows, columns, heads, true), rows_(rows), columns_(columns), count_(heads) {
+  HeadsScan(Memory& memory, const Context& context, std::int64_t rows, std::int64_t columns,
+            std::int64_t heads, bool normalize, bool gated = false)
+      : pass_(memory, rows, columns, heads, true),
+        isa_(context.isa()),
+        rows_(rows),
+        columns_(columns),
+        count_(heads),
+        may_stage_(context.impl().small_second_level_cache()) {
     heads_ = memory.template take<ScannedHead>(heads);
     write_factors_ = memory.template take<float>(heads * kChunk);
     factors_ = memory.template take<float>(heads * kChunk);
     decays_ = memory.template take<ChunkDecays>(gated ? heads : 0);
     next_decays_ = memory.template take<ChunkDecays>(gated ? heads : 0);
-    out_rows_ = memory.template take<float>(small_second_level_cache() ? kChunk * out_pitch() : 0);
+    out_rows_ = memory.template take<float>(may_stage_ ? kChunk * out_pitch() : 0);
     if (!normalize) return;
     for (float** p : {&norm_.z, &norm_.residue}) *p = memory.template take<float>(heads * rows);
     norm_.den = memory.template take<float>(heads * kChunk);
@@ -65,10 +69,10 @@ class HeadsScan {
 
   // All of them are to be set before run.
   ScannedHead& head(std::int64_t h) { return heads_[h]; }
-  void run(Isa isa, const HeadsScanArgs& args);
+  void run(const HeadsScanArgs& args);
 
  private:
-  void begin(Isa isa, const HeadsScanArgs& args);
+  void begin(const HeadsScanArgs& args);
   void pack(const HeadsScanArgs& args, std::int64_t t);
   void fold_gates(const HeadsScanArgs& args, std::int64_t t);
   void keep(float* to) const;
@@ -77,13 +81,13 @@ class HeadsScan {
   void end();
 
   StatePass pass_;
-  Isa isa_ = Isa::kPortable;
+  Isa isa_;
   std::int64_t rows_, columns_, count_;
   ScannedHead* heads_;
   bool plain_ = false;  // rows are written as they are
   // Streamed outputs go through out_rows_ [64][out_pitch]: a head's alone are lines far apart,
   // which memory takes in at a third of its speed.
-  bool staged_ = false;
+  bool may_stage_, staged_ = false;
   float* out_rows_ = nullptr;
   float *write_factors_, *factors_;  // [heads][64]
   ChunkDecays *decays_, *next_decays_;
@@ -103,7 +107,7 @@ class HeadsTasks {
  public:
   // `side_by_side`: so do the rows of all tensors lie, and heads may go together.
   HeadsTasks(const RecurrenceShape& shape, std::int64_t heads, std::int64_t rows,
-             std::int64_t columns, bool side_by_side, bool may_split, std::int64_t threads);
+             std::int64_t columns, bool side_by_side, bool may_split, const Context& context);
   std::int64_t count() const { return sequences_ * groups_ * columns_.count(); }
   HeadsTask operator[](std::int64_t task) const;
   std::int64_t most_heads() const { return (heads_ + groups_ - 1) / groups_; }

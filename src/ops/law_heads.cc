@@ -67,8 +67,10 @@ class LawGates : public HeadGates {
 // What a task needs.
 struct Buffers {
   template <class Memory>
-  Buffers(Memory& memory, const LawCall& call, std::int64_t columns, std::int64_t heads)
-      : scan(memory, call.kind().keys, columns, heads, false, true), gates(memory, call, heads) {}
+  Buffers(Memory& memory, const Context& context, const LawCall& call, std::int64_t columns,
+          std::int64_t heads)
+      : scan(memory, context, call.kind().keys, columns, heads, false, true),
+        gates(memory, call, heads) {}
   HeadsScan scan;
   LawGates gates;
 };
@@ -99,7 +101,7 @@ void run(const LawCall& call, const RecurrenceInputs& inputs, const RecurrenceOu
       LawTensorRows{isa, skip, segment, state, false, 1}.load(0, 1, 0, 1, 1, &head.skip, 1);
     }
   }
-  b.scan.run(isa, args);
+  b.scan.run(args);
 }
 
 }  // namespace
@@ -120,14 +122,14 @@ void law_heads_scan(Context& context, const LawCall& call, const RecurrenceInput
   const bool side_by_side = q.heads == v.heads && k.heads == v.heads && is_side_by_side(q) &&
                             is_side_by_side(k) && is_side_by_side(v) && is_side_by_side(o);
   const HeadsTasks tasks(shape, shape.value_heads, shape.keys, shape.values, side_by_side, true,
-                         context.threads());
+                         context);
   ScratchCounter counter;
-  Buffers(counter, call, tasks.width(), tasks.most_heads());
+  Buffers(counter, context, call, tasks.width(), tasks.most_heads());
   context.impl().reserve(counter.bytes());
   context.impl().run(tasks.count() + gap_tasks(shape), [&](std::int64_t task, Scratch& scratch) {
     if (task >= tasks.count()) return zero_gaps(shape, task - tasks.count(), o);
     const HeadsTask heads = tasks[task];
-    Buffers b(scratch, call, heads.columns, heads.heads);
+    Buffers b(scratch, context, call, heads.columns, heads.heads);
     run(call, inputs, outputs, o, heads, context.isa(), b);
   });
 }

@@ -190,7 +190,7 @@ struct Forward {
       head.z_final = final.z;
       head.z_residue_final = final.z_residue;
     }
-    scan.run(isa, args);
+    scan.run(args);
   }
 
  private:
@@ -266,9 +266,9 @@ void run_heads(Context& context, const Forward& forward, bool may_split) {
                             is_side_by_side(in.k) && is_side_by_side(in.v) &&
                             is_side_by_side(forward.outputs.o);
   const HeadsTasks tasks(shape, shape.value_heads, shape.features, shape.values, side_by_side,
-                         may_split, context.impl().pool().threads());
+                         may_split, context);
   const auto scan_of = [&](auto& memory, std::int64_t columns, std::int64_t heads) {
-    return HeadsScan(memory, shape.features, columns, heads, forward.spec.normalize);
+    return HeadsScan(memory, context, shape.features, columns, heads, forward.spec.normalize);
   };
   ScratchCounter counter;
   scan_of(counter, tasks.width(), tasks.most_heads());

@@ -37,13 +37,13 @@ HeadsTasks Backward::heads_tasks(Gradient gradient) const {
           values ? shape_.values : shape_.features,
           side_by_side,
           true,
-          context_.impl().pool().threads()};
+          context_};
 }
 
 std::size_t Backward::heads_scratch(Gradient gradient, const HeadsTasks& tasks) const {
   ScratchCounter counter;
-  HeadsScan(counter, gradient == Gradient::kV ? shape_.features : shape_.values, tasks.width(),
-            tasks.most_heads(), false);
+  HeadsScan(counter, context_, gradient == Gradient::kV ? shape_.features : shape_.values,
+            tasks.width(), tasks.most_heads(), false);
   counter.take<Fold>(tasks.most_heads());
   return counter.bytes();
 }
@@ -52,7 +52,8 @@ void Backward::heads_pass(Gradient gradient, const HeadsTask& task, Scratch& scr
   const bool query = gradient == Gradient::kQ, value = gradient == Gradient::kV;
   const bool backwards = query == spec_.reverse;
   const Segment segment = shape_.segment(task.n);
-  HeadsScan scan(scratch, value ? shape_.features : shape_.values, task.columns, task.heads, false);
+  HeadsScan scan(scratch, context_, value ? shape_.features : shape_.values, task.columns,
+                 task.heads, false);
   Fold* folds = scratch.take<Fold>(task.heads);
   const std::int64_t first = task.first;  // of the heads of the gradient: an output's, too
   const std::int64_t first_state = query ? shape_.state_of(first) : first;
@@ -90,7 +91,7 @@ void Backward::heads_pass(Gradient gradient, const HeadsTask& task, Scratch& scr
           memory_of<float>(out_.initial_state, task.n, state, false).at_column(task.column);
     }
   }
-  scan.run(isa_, args);
+  scan.run(args);
 }
 
 }  // namespace ouzel
