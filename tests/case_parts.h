@@ -13,7 +13,7 @@
 
 namespace ouzel::test {
 
-inline constexpr const char* kLayoutNames[] = {"rows", "packed", "padded"};
+inline constexpr const char* kLayoutNames[] = {"rows", "packed", "padded", "alone"};
 inline constexpr const char* kHeadNames[] = {"one", "equal", "more_values", "more_queries",
                                              "one_key"};
 inline constexpr const char* kDataNames[] = {"zero_mean", "narrow_positive", "constant"};
@@ -50,6 +50,8 @@ inline Arrangement arrange(Layout layout, std::int64_t tokens) {
   switch (layout) {
     case Layout::kRows:
       return {2, tokens, Segments::whole(2, tokens)};
+    case Layout::kAlone:
+      return {1, tokens, Segments::whole(1, tokens)};
     case Layout::kPacked: {
       // Empty, one token, the rest in two; then two rows of no sequence.
       const std::int64_t part = tokens / 3;

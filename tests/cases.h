@@ -27,6 +27,7 @@ enum class Layout {
   kRows,    // two batch rows, each a sequence
   kPacked,  // one row of several sequences, one empty, one of a single token
   kPadded,  // two rows, padding on the left; rows of the padding hold NaN
+  kAlone,   // one sequence; not among the covers, for calls of which one is long enough
 };
 enum class Heads { kOne, kEqual, kMoreValues, kMoreQueries, kOneKey };
 enum class Direction { kCausal, kReverse, kNoncausal };

@@ -7,10 +7,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
-#include <map>
 #include <span>
+#include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "src/ops/reference/array.h"
@@ -21,8 +24,41 @@ template <class Real>
 struct LawTokens {
   using State = Array<Real>;
   using Row = std::vector<Real>;
-  // The tensors of one token as one head sees them: K or V numbers, or one for all of them.
-  using Token = std::map<std::string, Row>;
+  // The tensors of one token as one head sees them: K or V numbers, or one for all of them. They
+  // are few, and found by looking at each: a map of strings would take most of the time.
+  class Token {
+   public:
+    using Entry = std::pair<std::string_view, Row>;  // the name lives elsewhere
+
+    Token() = default;
+    Token(std::initializer_list<Entry> entries) : entries_(entries) {}
+    Row& operator[](std::string_view name) {  // added if there is none
+      Row* row = find(name);
+      return row != nullptr ? *row : entries_.emplace_back(name, Row()).second;
+    }
+    Row& at(std::string_view name) {
+      Row* row = find(name);
+      if (row == nullptr) throw std::out_of_range("no tensor " + std::string(name));
+      return *row;
+    }
+    const Row& at(std::string_view name) const { return const_cast<Token*>(this)->at(name); }
+    bool contains(std::string_view name) const {
+      return const_cast<Token*>(this)->find(name) != nullptr;
+    }
+    auto begin() { return entries_.begin(); }
+    auto end() { return entries_.end(); }
+    auto begin() const { return entries_.begin(); }
+    auto end() const { return entries_.end(); }
+
+   private:
+    Row* find(std::string_view name) {
+      for (Entry& entry : entries_) {
+        if (entry.first == name) return &entry.second;
+      }
+      return nullptr;
+    }
+    std::vector<Entry> entries_;
+  };
   using In = std::span<const Real>;
   using Out = std::span<Real>;
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <string_view>
 #include <vector>
 
 #include "src/ops/reference/law_tokens.h"
@@ -38,9 +39,11 @@ class LawCall {
                     {"final_state", states()}};
     each_head([&](Int n, Int h, bool) {
       State s = state_of(a_.inputs, "initial_state", n, h);
+      Token x;
       for (Int i = 0; i < a_.segments.list[static_cast<std::size_t>(n)].length; ++i) {
         const At at = place(n, i, h);
-        const Row o = law_.token(gather(at), s);
+        gather(at, x);
+        const Row o = law_.token(x, s);
         std::copy(o.begin(), o.end(), &r.at("o")(at.b, at.t, h, 0));
       }
       std::copy(s.data.begin(), s.data.end(), &r.at("final_state")(n, state_head(h), 0, 0));
@@ -56,11 +59,13 @@ class LawCall {
     const auto d_o = upstream.find("do");
     each_head([&](Int n, Int h, bool first) {
       const Int length = a_.segments.list[static_cast<std::size_t>(n)].length;
-      std::vector<State> before;  // S_{t-1} of every token
+      std::vector<Real> before;  // S_{t-1} of every token
       State s = state_of(a_.inputs, "initial_state", n, h);
+      Token x, dx;
       for (Int i = 0; i < length; ++i) {
-        before.push_back(s);
-        law_.token(gather(place(n, i, h)), s);
+        before.insert(before.end(), s.data.begin(), s.data.end());
+        gather(place(n, i, h), x);
+        law_.token(x, s);
       }
       // Heads that read the same state compute it once each: its last gradient enters once.
       State ds = first ? state_of(upstream, "dht", n, h) : State({keys_, values_});
@@ -68,9 +73,11 @@ class LawCall {
       for (Int i = length; i-- > 0;) {
         const At at = place(n, i, h);
         const Real* dy = d_o == upstream.end() ? zeros.data() : &d_o->second(at.b, at.t, h, 0);
-        const Token x = gather(at);
-        Token dx = Tokens::zeros_like(x);
-        law_.token_backward(x, before[static_cast<std::size_t>(i)], {dy, zeros.size()}, ds, dx);
+        gather(at, x);
+        for (const auto& [name, numbers] : x) dx[name].assign(numbers.size(), 0);
+        std::copy_n(&before[static_cast<std::size_t>(i) * s.data.size()], s.data.size(),
+                    s.data.begin());
+        law_.token_backward(x, s, {dy, zeros.size()}, ds, dx);
         scatter(at, dx, r);
       }
       Real* dh0 = &r.at("dh0")(n, state_head(h), 0, 0);
@@ -145,10 +152,9 @@ class LawCall {
     return s;
   }
 
-  // The rows of a token in a tensor: where each begins, and their length.
+  // The rows of a token in a tensor: where the first begins, how far apart they are, their length.
   struct Rows {
-    std::vector<std::size_t> begins;
-    std::size_t size = 1;
+    std::size_t first = 0, step = 0, size = 1, count = 1;
   };
   Rows rows(const Array<Real>& x, const At& at) const {
     const std::size_t axis = x.rank() >= 3 ? 2 : 0;  // of heads
@@ -157,57 +163,58 @@ class LawCall {
       r.size *= static_cast<std::size_t>(x.extent(i));
     const Int heads = x.extent(axis), head = at.h * heads / heads_;
     const Int count = axis == 2 ? x.extent(1) / tokens_ : 1;
-    for (Int i = 0; i < count; ++i) {
-      const Int row = axis == 2 ? at.b * x.extent(1) + at.t * count + i : 0;
-      r.begins.push_back(static_cast<std::size_t>(row * heads + head) * r.size);
-    }
+    const Int row = axis == 2 ? at.b * x.extent(1) + at.t * count : 0;
+    r.first = static_cast<std::size_t>(row * heads + head) * r.size;
+    r.step = static_cast<std::size_t>(heads) * r.size;
+    r.count = static_cast<std::size_t>(count);
     return r;
   }
-  bool is_normalized(const std::string& name) const {
+  bool is_normalized(std::string_view name) const {
     return a_.l2norm && (name == "q" || name == "k" || name == "p");
   }
-  Real factor(const std::string& name) const { return name == law_.query ? scale_ : Real(1); }
+  Real factor(std::string_view name) const { return name == law_.query ? scale_ : Real(1); }
   static Real norm(const Real* x, std::size_t size) {
     Real sum = Real(1e-6L);
     for (std::size_t i = 0; i < size; ++i) sum += x[i] * x[i];
     return std::sqrt(sum);
   }
 
-  Token gather(const At& at) const {
-    Token token;
+  // `token`: of this head, or empty.
+  void gather(const At& at, Token& token) const {
     for (const auto& [name, x] : a_.inputs) {
       if (name == "initial_state" || !x.present()) continue;
       const Rows r = rows(x, at);
-      for (const std::size_t begin : r.begins) {
-        const Real* from = &x.data[begin];
+      Row& row = token[name];
+      row.clear();
+      for (std::size_t n = 0; n < r.count; ++n) {
+        const Real* from = &x.data[r.first + n * r.step];
         const Real divisor = is_normalized(name) ? norm(from, r.size) : Real(1);
-        for (std::size_t i = 0; i < r.size; ++i) {
-          token[name].push_back(factor(name) * from[i] / divisor);
-        }
+        for (std::size_t i = 0; i < r.size; ++i) row.push_back(factor(name) * from[i] / divisor);
       }
     }
-    return token;
   }
   // The reverse of `gather`: adds the gradients of a token to those of the tensors.
   void scatter(const At& at, const Token& d_token, Tensors<Real>& gradients) const {
     for (const auto& [name, all] : d_token) {
-      const Array<Real>& x = a_.inputs.at(name);
+      const std::string input(name);
+      const Array<Real>& x = a_.inputs.at(input);
       const Rows r = rows(x, at);
       const Real* dy = all.data();
-      for (const std::size_t begin : r.begins) {
-        const Real* from = &x.data[begin];
-        Real* dx = &gradients.at("d" + name).data[begin];
+      std::vector<Real>& to = gradients.at("d" + input).data;
+      for (std::size_t n = 0; n < r.count; ++n, dy += r.size) {
+        const Real* from = &x.data[r.first + n * r.step];
+        Real* dx = &to[r.first + n * r.step];
         if (!is_normalized(name)) {
           for (std::size_t i = 0; i < r.size; ++i) dx[i] += factor(name) * dy[i];
-        } else {  // y = x / |x|: dx = (dy - y (y . dy)) / |x|
-          const Real length = norm(from, r.size);
-          Real along = 0;
-          for (std::size_t i = 0; i < r.size; ++i) along += from[i] / length * dy[i];
-          for (std::size_t i = 0; i < r.size; ++i) {
-            dx[i] += factor(name) * (dy[i] - from[i] / length * along) / length;
-          }
+          continue;
         }
-        dy += r.size;
+        // y = x / |x|: dx = (dy - y (y . dy)) / |x|
+        const Real length = norm(from, r.size);
+        Real along = 0;
+        for (std::size_t i = 0; i < r.size; ++i) along += from[i] / length * dy[i];
+        for (std::size_t i = 0; i < r.size; ++i) {
+          dx[i] += factor(name) * (dy[i] - from[i] / length * along) / length;
+        }
       }
     }
   }
