@@ -364,6 +364,46 @@ class Eval(ModelTest):
         self.assertEqual(os.listdir(self.folder), [])
 
 
+class Overwriting(ModelTest):
+    """No verb writes over a file that it reads."""
+
+    def test_files_that_are_read_stay(self):
+        model, text = self.folder / "model", self.folder / "text"
+        shutil.copytree(self.model, model)
+        shutil.copy(self.text, text)
+        os.symlink(text, self.folder / "link")
+        read = {path: path.read_bytes() for path in [*model.iterdir(), text]}
+        for out in (model / "model.safetensors", model / "config.json", text, self.folder / "link"):
+            for flag in ("--losses-out", "--logits-out"):
+                self.assert_fails(run("eval", "-m", model, "--data", text, flag, out), 2,
+                                  "would overwrite", out)
+            self.assert_fails(run("generate", "-m", model, "-f", text, "-n", 1, "--state-out", out),
+                              2, "would overwrite", out)
+        for name in ("config.json", "metrics.jsonl", "model.safetensors", "training.safetensors"):
+            path = model / name
+            path.touch()
+            read.setdefault(path, b"")
+            self.assert_fails(run("train", "--data", path, "--overwrite", "--out", model), 2,
+                              "would overwrite", path)
+        for path, content in read.items():
+            self.assertEqual(path.read_bytes(), content, path)
+        both = self.folder / "both"
+        self.assert_fails(run("eval", "-m", model, "--data", text, "--losses-out", both,
+                              "--logits-out", both), 2, "two names")
+
+    def test_a_state_may_replace_the_one_it_goes_on_from(self):
+        state, model = self.folder / "state", ["generate", "-m", self.model, "-q"]
+        whole = check(*model, "-p", "in the ", "-n", 20, "--seed", 1)
+        parts = check(*model, "-p", "in the ", "-n", 12, "--seed", 1, "--state-out", state)
+        parts += check(*model, "-n", 8, "--state-in", state, "--state-out", state)
+        self.assertEqual(parts, whole)
+
+    def test_devices_may_be_both(self):
+        process = run("eval", "-m", self.model, "--data", "/dev/stdin", "--losses-out", "/dev/null",
+                      stdin=subprocess.DEVNULL)
+        self.assert_fails(process, 1, "empty")
+
+
 class Train(ModelTest):
     def train(self, out, *parts):
         return ["train", "--data", self.text, "--out", out, *SHAPE, *RUN, "--validate-every", 7,
@@ -418,6 +458,9 @@ class Train(ModelTest):
         # Other options are not those of the run.
         process = run(*command[1:], "--lr", 0.02)
         self.assert_fails(process, 1, "lr", 0.02)
+        # Nor can a finished run be lengthened.
+        longer = self.train(out, "--iterations", 1000, "--resume")
+        self.assert_fails(run(*longer), 1, "iterations", 1000, "learning rates", "another folder")
 
     def test_threads_recomputation_and_checkpoints_do_not_matter(self):
         options = ["--iterations", 12, "-q"]

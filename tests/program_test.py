@@ -76,6 +76,20 @@ class Usage(ProgramTest):
         self.assertAlmostEqual(told["crossing"]["prefill"] * 2 * (32 + 64), 4 * state)
         self.assertAlmostEqual(told["crossing"]["memory"] * 2 * (32 + 64), state)
 
+    def test_explain_knows_published_names(self):
+        for name, law in (("retnet", "retention"), ("Mamba-2", "mamba2_ssd"), ("rwkv-7", "rwkv7")):
+            self.assertEqual(json.loads(run("explain", name, "--json").stdout)["name"], law)
+
+    def test_a_filter_of_bench_begins_a_part_of_a_name(self):
+        def chosen(text):
+            return run("bench", "ops", "--list", "--filter", text).stdout.splitlines()
+
+        self.assertTrue(chosen("gla/"))
+        self.assertTrue(all("/gla/" in "/" + name for name in chosen("gla/")))
+        self.assertTrue(any(name.startswith("simple_gla/") for name in chosen("forward/64")))
+        self.assertEqual(chosen(""), run("bench", "ops", "--list").stdout.splitlines())
+        self.assert_fails(run("bench", "ops", "--list", "--filter", "la/"), 2, "'la/'")
+
     def test_explain_refuses(self):
         self.assert_fails(run("explain", "retentoin"), 2, "did you mean 'retention'?")
         self.assert_fails(run("explain", "softmax_attention"), 2, "no state of a fixed size")

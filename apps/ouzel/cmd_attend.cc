@@ -299,7 +299,7 @@ std::vector<const OperatorInfo*> operators_like(const std::string& text) {
     };
     if (std::ranges::any_of(names, has_text)) like.push_back(&info);
   }
-  if (like.empty()) as_usage([&] { find_operator(text); });
+  if (like.empty()) as_usage([&] { like.push_back(&find_operator(text)); });
   return exact.empty() ? like : exact;
 }
 
@@ -343,6 +343,7 @@ int run(const Options& options) {
   if (options.output.empty() && !options.compare) {
     throw UsageError("say where the results should go: -o FILE, or --compare");
   }
+  refuse_to_overwrite("-o", options.output, {options.input});
   const SafetensorsReader file(options.input);
   const auto op = file.metadata().find("op");
   if (options.op.empty() && (options.ignore_metadata || op == file.metadata().end())) {
@@ -398,7 +399,8 @@ int run(const Options& options) {
   return within ? 0 : 1;
 }
 
-// What a flag means to the operators that have it: most of them first, without their names.
+// What a flag means to the operators that have it, with their names where it means several things;
+// what it means to more than three of them last.
 std::string explained(const std::vector<const OperatorInfo*>& having, const std::string& name) {
   std::map<std::string, std::vector<std::string>> meanings;
   for (const OperatorInfo* info : having) {
@@ -406,11 +408,13 @@ std::string explained(const std::vector<const OperatorInfo*>& having, const std:
   }
   const auto most = std::ranges::max_element(
       meanings, {}, [](const auto& meaning) { return meaning.second.size(); });
-  std::string text = most->first;
+  if (meanings.size() == 1) return most->first;
+  const bool named = most->second.size() <= 3;
+  std::string text;
   for (const auto& [meaning, names] : meanings) {
-    if (meaning != most->first) text += fmt::format("; of {}: {}", joined(names), meaning);
+    if (meaning != most->first || named) text += fmt::format("of {}: {}; ", joined(names), meaning);
   }
-  return text;
+  return named ? text.substr(0, text.size() - 2) : text + "of the others: " + most->first;
 }
 
 // One flag for each attribute of any operator.

@@ -19,14 +19,24 @@ struct Options {
   CommonOptions common;
 };
 
+// Whether `text` stands where one of a name's parts (between slashes) begins: "gla/" is in
+// "gla/forward" and not in "hgrn2_gla/forward" or "simple_gla/forward".
+bool begins_a_part(std::string_view name, std::string_view text) {
+  for (std::size_t at = name.find(text); at != name.npos; at = name.find(text, at + 1)) {
+    if (at == 0 || name[at - 1] == '/') return true;
+  }
+  return false;
+}
+
 std::vector<bench::Case> cases_of(const Options& options) {
   std::vector<bench::Case> chosen;
   for (bench::Case& c : options.what == "ops" ? bench::operator_cases() : bench::model_cases()) {
-    if (c.name.find(options.filter) != std::string::npos) chosen.push_back(std::move(c));
+    if (begins_a_part(c.name, options.filter)) chosen.push_back(std::move(c));
   }
   if (chosen.empty()) {
-    throw UsageError(fmt::format("no case's name contains '{}' (see 'ouzel bench {} --list')",
-                                 options.filter, options.what));
+    throw UsageError(
+        fmt::format("no part of a case's name begins with '{}' (see 'ouzel bench {} --list')",
+                    options.filter, options.what));
   }
   return chosen;
 }
@@ -65,7 +75,9 @@ Action declare(CLI::App& parser) {
                   "Operators, or training, generation and start-up of models")
       ->check(CLI::IsMember({"ops", "model"}))
       ->required();
-  parser.add_option("--filter", options->filter, "Only cases whose name contains this")
+  parser
+      .add_option("--filter", options->filter,
+                  "Only cases whose name, or a part of it after a /, begins so")
       ->type_name("TEXT");
   parser.add_option("--runs", options->runs, "Repetitions that a median is taken of")
       ->check(whole_number(1, 1000))

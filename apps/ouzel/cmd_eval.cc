@@ -43,6 +43,13 @@ int run(const Options& options) {
   if (options.no_carry && !(options.losses_out.empty() && options.logits_out.empty())) {
     throw UsageError("--losses-out and --logits-out come from the carried run: drop --no-carry");
   }
+  std::vector<std::string> read = files_of_model(options.model);
+  read.push_back(options.data);
+  refuse_to_overwrite("--losses-out", options.losses_out, read);
+  refuse_to_overwrite("--logits-out", options.logits_out, read);
+  if (!options.losses_out.empty() && options.losses_out == options.logits_out) {
+    throw UsageError("--losses-out and --logits-out are two files: give them two names");
+  }
   ByteSource source(options.data);
   Context context = options.common.context();
   const Model model = Model::load(context, options.model);

@@ -183,7 +183,11 @@ int run(const Options& options) {
   if (options.prompt && options.file) {
     throw UsageError("-p and -f are two prompts: give one of them");
   }
-  // Known now rather than after the last token.
+  // Known now rather than after the last token. The file of --state-in may be that of --state-out:
+  // it is read whole before.
+  std::vector<std::string> read = files_of_model(options.model);
+  if (options.file) read.push_back(*options.file);
+  refuse_to_overwrite("--state-out", options.state_out, read);
   const std::filesystem::path folder = std::filesystem::path(options.state_out).parent_path();
   if (!folder.empty() && !std::filesystem::is_directory(folder)) {
     throw Error(ErrorKind::kIo, fmt::format("cannot save {}: there is no folder {}",

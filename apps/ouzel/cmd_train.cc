@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <numbers>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -99,9 +100,14 @@ std::vector<std::string> described(const TrainOptions& train, const TrainPlan& p
           human_bytes(plan.other_bytes))};
 }
 
+// A loss in nats a byte, as bits per byte, which eval shows.
+double in_bits(double nats) { return nats / std::numbers::ln2; }
+
 std::string described(const TrainProgress& p) {
   std::string text = fmt::format("{}/{}  loss {:.4f}", p.iteration, p.iterations, p.loss);
   if (p.validation_loss >= 0) text += fmt::format("  validation {:.4f}", p.validation_loss);
+  text += fmt::format(" nats ({:.4f} bits)",
+                      in_bits(p.validation_loss >= 0 ? p.validation_loss : p.loss));
   return text + fmt::format("  {} tokens/s  {:.0f} % of peak  {} left",
                             with_commas(static_cast<std::uint64_t>(p.tokens_per_second)),
                             100 * p.share_of_peak, human_seconds(p.seconds_left));
@@ -131,12 +137,15 @@ int finish(const Options& options, const TrainPlan& plan, const TrainResult& res
                 train.resume ? "" : " --resume");
     return kInterrupted;
   }
+  const bool validated = result.validation_loss >= 0;
   common.note("done       loss {:.4f}{} nats a byte, {} of memory at peak", result.loss,
-              result.validation_loss < 0
-                  ? ""
-                  : fmt::format(", validation {:.4f} (best {:.4f})", result.validation_loss,
-                                result.best_validation_loss),
+              validated ? fmt::format(", validation {:.4f} (best {:.4f})", result.validation_loss,
+                                      result.best_validation_loss)
+                        : "",
               human_bytes(peak_memory()));
+  common.note("           {} {:.4f} bits per byte, as ouzel eval counts",
+              validated ? "validation" : "loss",
+              in_bits(validated ? result.validation_loss : result.loss));
   // A byte of English costs 2.4 nats where only the byte before it is known.
   constexpr double kWords = 2;
   if (std::max(result.loss, result.validation_loss) > kWords) {
@@ -155,6 +164,11 @@ int run(Options options) {
   as_usage([&] { train.model = model_config(options); });
   if (train.out.empty() && !options.dry_run) {
     throw UsageError("--out is missing: the folder that receives the model");
+  }
+  for (const char* name :
+       {"config.json", "model.safetensors", "training.safetensors", "metrics.jsonl"}) {
+    // A configuration may be that of --out: it is read whole before, and written as it was.
+    refuse_to_overwrite("--out", train.out + "/" + name, {train.data});
   }
   Context context = options.common.context();
   TrainPlan plan;
@@ -248,9 +262,11 @@ Action declare(CLI::App& parser) {
                   "Compute activations again in the backward pass: the same numbers, less memory");
   parser.add_flag("--carry", t.carry,
                   "Read the data in order and pass states from one window to the next");
-  parser.add_flag("--resume", t.resume,
-                  "Go on from the checkpoint in --out, if there is one, bit for bit as if the run "
-                  "had not stopped; the other options must be those of its start");
+  parser.add_flag(
+      "--resume", t.resume,
+      "Go on from the checkpoint in --out, if there is one, bit for bit as if the run "
+      "had not stopped; the other options must be those of its start, --iterations too: "
+      "the learning rate has its end there");
   parser.add_flag(
       "--overwrite", t.overwrite,
       "Replace what a run has left in --out; without it a folder with a model is refused");

@@ -9,12 +9,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include "ouzel/error.h"
 
 namespace ouzel::app {
+
+namespace fs = std::filesystem;
+
 namespace {
 
 volatile sig_atomic_t interrupt_flag = 0;
@@ -133,6 +138,28 @@ std::uint64_t peak_memory() {
     if (line.starts_with("VmHWM:")) return std::strtoull(line.c_str() + 6, nullptr, 10) * 1024;
   }
   return 0;
+}
+
+void refuse_to_overwrite(std::string_view flag, const std::string& path,
+                         const std::vector<std::string>& read) {
+  for (const std::string& input : read) {
+    std::error_code error;  // of a file that is not there, which cannot be overwritten
+    if (!fs::is_regular_file(path, error) || !fs::equivalent(path, input, error)) continue;
+    throw UsageError(fmt::format("{} {} would overwrite {}, which is read: write to another file",
+                                 flag, path, input));
+  }
+}
+
+std::vector<std::string> files_of_model(const std::string& folder) {
+  std::vector<std::string> files;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error), end;
+  for (; entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    const bool weights = name.starts_with("model") && name.find(".safetensors") != name.npos;
+    if (weights || name == "config.json") files.push_back(entry->path().string());
+  }
+  return files;
 }
 
 std::string human_bytes(std::uint64_t bytes) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -87,6 +88,13 @@ void as_usage(Call&& call) {
     throw UsageError(e.what());
   }
 }
+
+// Throws UsageError if `path`, which `flag` says to write, is one of the files that the call reads
+// (by any name or link; devices and pipes may be both), or "" or absent.
+void refuse_to_overwrite(std::string_view flag, const std::string& path,
+                         const std::vector<std::string>& read);
+// What a model is loaded from: those files of its folder.
+std::vector<std::string> files_of_model(const std::string& folder);
 
 // Whoever read our stdout has gone: the program ends quietly.
 class ClosedPipe : public std::exception {};

@@ -125,19 +125,17 @@ void refuse_unfinished(const std::string& path) {
   if (iteration == 0 || iteration >= iterations) return;
   throw Error(
       ErrorKind::kInvalidArgument,
-      fmt::format("{} is of a run that stopped after {} of {} iterations: add --resume (the "
-                  "library's TrainOptions::resume) to go on with it, --overwrite (overwrite) to "
-                  "start anew, or choose another folder",
+      fmt::format("{} is of a run that stopped after {} of {} iterations: resume it (--resume), "
+                  "overwrite it with a run from the start (--overwrite), or choose another folder",
                   path, iteration, iterations));
 }
 
 void refuse_model(const std::string& folder) {
   if (!std::filesystem::exists(folder + "/model.safetensors")) return;
-  throw Error(
-      ErrorKind::kInvalidArgument,
-      fmt::format("{} holds a trained model: choose another folder, or add --overwrite (the "
-                  "library's TrainOptions::overwrite) to replace it",
-                  folder));
+  throw Error(ErrorKind::kInvalidArgument,
+              fmt::format("{} holds a trained model: choose another folder, or overwrite it "
+                          "(--overwrite)",
+                          folder));
 }
 
 }  // namespace ouzel
