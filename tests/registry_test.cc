@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -78,6 +79,40 @@ TEST(Registry, UnknownNamesGetTheirNearestRelative) {
                  [&] {
                    Attributes(info, {{"normalise", "true"}});
                  });
+}
+
+TEST(Registry, NamesOfPublishedModelsFindTheirOperator) {
+  const std::pair<const char*, const char*> names[] = {
+      {"retnet", "retention"},
+      {"RetNet", "retention"},
+      {"mamba", "selective_scan"},
+      {"mamba2", "mamba2_ssd"},
+      {"Mamba-2", "mamba2_ssd"},
+      {"deltanet", "delta_rule"},
+      {"delta_net", "delta_rule"},
+      {"gated_deltanet", "gated_delta_rule"},
+      {"Gated DeltaNet", "gated_delta_rule"},
+      {"gated_deltaproduct", "gated_delta_product"},
+      {"rwkv-4", "rwkv4"},
+      {"RWKV-5", "rwkv5"},
+      {"rwkv_6", "rwkv6"},
+      {"rwkv-7", "rwkv7"},
+      {"HGRN-2", "hgrn2"},
+      {"GLA", "gla"},
+      {"xLSTM", "mlstm"},
+      {"Kimi Delta Attention", "kda"},
+      {"griffin", "rg_lru"},
+      {"transformer", "softmax_attention"},
+      {"Lightning Attention", "lightning_attention"},
+      {"log-linear", "log_linear_attention"}};
+  for (const auto& [name, expected] : names) {
+    SCOPED_TRACE(name);
+    EXPECT_EQ(find_operator(name).name, expected);
+  }
+  // Two operators are written so but for their letters: neither is meant for sure.
+  expect_refused({"'linearattention'"}, [] { find_operator("linearattention"); });
+  expect_refused({"''"}, [] { find_operator(""); });
+  expect_refused({"'--'"}, [] { find_operator("--"); });
 }
 
 TEST(Registry, AttributesAreCheckedByKind) {

@@ -130,6 +130,47 @@ TEST(Table, NumbersOutOfRangeAreRefused) {
   }
 }
 
+// Beside small tensors no whole number that an attribute may be takes long or much memory: it is
+// computed, or refused for tensors that do not go with it.
+TEST(Table, LargestNumbersTakeNeitherTimeNorMemory) {
+  std::uint64_t seed = 0;
+  int computed = 0;
+  for (const TableCase& c : table_cases()) {
+    Call call = make_call(c, table_sizes(c, kTokens), ++seed);
+    auto& a = std::get<ByName>(call.arguments);
+    // States have the extents that such a number may change.
+    for (const TensorInfo& input : info_of(c).inputs) {
+      if (input.is_state()) a.inputs.erase(input.name);
+    }
+    for (const TensorInfo& output : info_of(c).outputs) {
+      if (output.is_state()) call.upstream.erase(output.gradient);
+    }
+    for (const AttributeInfo& info : info_of(c).attributes) {
+      if (info.kind != AttributeKind::kInteger) continue;
+      const std::string most = std::isfinite(info.range.most)
+                                   ? fmt::format("{:.0f}", info.range.most)
+                                   : "9223372036854775807";
+      for (const std::string& value : {most, std::string("1048576")}) {
+        SCOPED_TRACE(testing::Message() << name_of(c) << ": " << info.name << " is " << value);
+        Call changed = call;
+        std::get<ByName>(changed.arguments).attributes[info.name] = value;
+        Context context({.threads = 1});
+        const auto start = std::chrono::steady_clock::now();
+        try {
+          run_by_table(context, changed);
+          ++computed;
+        } catch (const Error& e) {
+          EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument) << e.what();
+        }
+        const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+        EXPECT_LT(elapsed.count(), 2.0);
+        EXPECT_LT(context.scratch_bytes(), std::size_t{64} << 20);
+      }
+    }
+  }
+  EXPECT_GT(computed, 0);
+}
+
 TEST(Table, OptionsOutOfRangeAreRefusedWithoutTheTable) {
   Context context({.threads = 1});
   std::vector<float> memory(1024);

@@ -1,6 +1,7 @@
 // Calls in C++ without tokens and without states return at once, however many heads or channels are
 // without them: the laws of the recurrence in laws_test, calls by name in table_test.
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 
@@ -115,6 +116,41 @@ TEST_F(WithoutTokens, Memories) {
                          .b = parameter_rows,
                          .eta = numbers});
   });
+}
+
+// Maps of the positions, and channels, as well as heads. With queries and no positions: zeros.
+TEST_F(WithoutTokens, LambdaLayer) {
+  const Tensor wide{&one_, DType::kF32, {1, 0, 1, kMany}};
+  for (const Tensor& x : {rows, wide}) {
+    const LambdaLayerInputs l{.q = x, .k = x, .v = x};
+    at_once("lambda_layer", [&] { lambda_layer(context, l, x); });
+    at_once("lambda_layer_backward", [&] { lambda_layer_backward(context, l, x, x, x, x); });
+  }
+  float query = 2, o = NAN, d_query = NAN;
+  const Tensor row{&query, DType::kF32, {1, 1, 1, 1}}, out{&o, DType::kF32, {1, 1, 1, 1}};
+  const LambdaLayerInputs queries{.q = row, .k = rows, .v = rows};
+  at_once("queries alone", [&] { lambda_layer(context, queries, out); });
+  EXPECT_EQ(o, 0);
+  at_once("queries alone, backward", [&] {
+    lambda_layer_backward(context, queries, row, Tensor{&d_query, DType::kF32, {1, 1, 1, 1}}, rows,
+                          rows);
+  });
+  EXPECT_EQ(d_query, 0);
+}
+
+// Its points are not tokens: without queries the points get gradients of zero.
+TEST_F(WithoutTokens, NadarayaWatson) {
+  float x[6] = {1, 2, 3, 4, 5, 6}, d_x[6] = {7, 7, 7, 7, 7, 7}, d_y[3] = {7, 7, 7};
+  const Tensor queries{&one_, DType::kF32, {0, 2}}, o{&one_, DType::kF32, {0, 1}};
+  const NadarayaWatsonInputs n{
+      .x = Tensor{x, DType::kF32, {3, 2}}, .y = Tensor{x, DType::kF32, {3, 1}}, .queries = queries};
+  at_once("nadaraya_watson", [&] { nadaraya_watson(context, {}, n, o); });
+  at_once("nadaraya_watson_backward", [&] {
+    nadaraya_watson_backward(context, {}, n, o, Tensor{d_x, DType::kF32, {3, 2}},
+                             Tensor{d_y, DType::kF32, {3, 1}}, queries);
+  });
+  for (const float d : d_x) EXPECT_EQ(d, 0);
+  for (const float d : d_y) EXPECT_EQ(d, 0);
 }
 
 TEST_F(WithoutTokens, Averages) {

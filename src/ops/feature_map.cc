@@ -198,7 +198,6 @@ MapSizes check_weights(const char* op, const std::string& side, const FeatureMap
 }  // namespace
 
 void check_map_options(const char* op, const FeatureMap& map) {
-  constexpr std::int64_t kMostProducts = 1 << 20;  // 2 K times this is a number
   const FeatureMapOptions& o = map.options;
   if (o.kernel_scale && !(std::isfinite(*o.kernel_scale) && *o.kernel_scale >= 0)) {
     refuse(op, fmt::format("the scale s of the feature map {} must be at least 0, since features "
@@ -208,9 +207,9 @@ void check_map_options(const char* op, const FeatureMap& map) {
   if (!(o.kernel_eps >= 0) || !(o.l2norm_eps >= 0)) {
     refuse(op, "kernel_eps and l2norm_eps must be at least 0");
   }
-  if (map.kind == kDpfp && (o.nu < 1 || o.nu > kMostProducts)) {
-    refuse(op, fmt::format("nu of the feature map dpfp must be from 1 to {}, not {}", kMostProducts,
-                           o.nu));
+  if (map.kind == kDpfp && (o.nu < 1 || o.nu > kMostDpfpProducts)) {
+    refuse(op, fmt::format("nu of the feature map dpfp must be from 1 to {}, not {}",
+                           kMostDpfpProducts, o.nu));
   }
   if (map.kind == kCosformer && o.max_length < 1) {
     refuse(op, fmt::format("the feature map cosformer needs m, the length that positions stay "

@@ -35,6 +35,9 @@ inline bool is_elementwise(FeatureMapKind kind) {
          kind == FeatureMapKind::kRelu;
 }
 
+// nu of dpfp: its features are 2 K nu. Published models take up to 3; shifts repeat from 2 K on.
+inline constexpr std::int64_t kMostDpfpProducts = 128;
+
 // Throws Error(kInvalidArgument) for options that a map does not stand.
 void check_map_options(const char* op, const FeatureMap& map);
 

@@ -8,7 +8,8 @@ namespace ouzel {
 namespace {
 
 struct Sizes {
-  std::int64_t keys = 0, values = 0, maps = 0;
+  std::int64_t keys = 0, values = 0;
+  std::int64_t maps = 0;  // none without positions
 };
 
 // The call's shapes and its inputs as typed views.
@@ -21,18 +22,22 @@ struct Call {
         queries(op, in.segments, q_shape[0], q_shape[1]),
         positions(op, in.key_segments != nullptr ? in.key_segments : in.segments, k_shape[0],
                   k_shape[1]),
-        sizes{q_shape[3], v_shape[3], k_shape[2]},
+        sizes{q_shape[3], v_shape[3], k_shape[1] == 0 ? 0 : k_shape[2]},
         o_shape{q_shape[0], q_shape[1], q_shape[2], sizes.values},
         q(required<const float, 4>(op, "q", in.q, q_shape)),
         k(required<const float, 4>(op, "k", in.k,
-                                   {q_shape[0], k_shape[1], sizes.maps, sizes.keys})),
+                                   {q_shape[0], k_shape[1], k_shape[2], sizes.keys})),
         v(required<const float, 4>(op, "v", in.v,
-                                   {q_shape[0], k_shape[1], sizes.maps, sizes.values})) {
+                                   {q_shape[0], k_shape[1], k_shape[2], sizes.values})) {
     if (positions.count() != queries.count()) {
       refuse(op, fmt::format("there are {} sequences of queries and {} of keys", queries.count(),
                              positions.count()));
     }
   }
+
+  // Without queries and positions there is nothing to compute, however many heads, maps and
+  // channels are without them.
+  bool is_empty() const { return q_shape[1] == 0 && k_shape[1] == 0; }
 
   const char* op;
   std::array<std::int64_t, 4> q_shape, k_shape, v_shape;
@@ -96,6 +101,7 @@ struct BackwardWork {
 void lambda_layer(Context& context, const LambdaLayerInputs& inputs, const Tensor& o) {
   const Call c("lambda_layer", inputs);
   const auto o_rows = required<float, 4>(c.op, "o", o, c.o_shape);
+  if (c.is_empty()) return;
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
   reserve_for<Work>(context, z);
@@ -124,6 +130,7 @@ void lambda_layer_backward(Context& context, const LambdaLayerInputs& inputs,
   const auto dq_rows = view_of<float, 4>(c.op, "dq", dq, c.q_shape);
   const auto dk_rows = view_of<float, 4>(c.op, "dk", dk, c.k.extent);
   const auto dv_rows = view_of<float, 4>(c.op, "dv", dv, c.v.extent);
+  if (c.is_empty()) return;
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
   reserve_for<BackwardWork>(context, z);

@@ -149,6 +149,73 @@ std::vector<std::string> OperatorInfo::attribute_names() const {
   return names;
 }
 
+namespace {
+
+// The name as people write it anywhere: small letters and digits alone.
+std::string folded(std::string_view name) {
+  std::string text;
+  for (const char c : name) {
+    if (c >= 'A' && c <= 'Z') text += static_cast<char>(c - 'A' + 'a');
+    if ((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9')) text += c;
+  }
+  return text;
+}
+
+// Names of published models, folded, and the operator that each is built on.
+std::string_view operator_of_model(std::string_view model) {
+  static const std::map<std::string_view, std::string_view> models = {
+      {"abcattention", "abc"},
+      {"deltanet", "delta_rule"},
+      {"deltaproduct", "gated_delta_product"},
+      {"eagle", "rwkv5"},
+      {"finch", "rwkv6"},
+      {"gateddeltanet", "gated_delta_rule"},
+      {"gateddeltaproduct", "gated_delta_product"},
+      {"gatedlinearattention", "gla"},
+      {"gatedslotattention", "gsa"},
+      {"gdn", "gated_delta_rule"},
+      {"goose", "rwkv7"},
+      {"griffin", "rg_lru"},
+      {"hawk", "rg_lru"},
+      {"kimideltaattention", "kda"},
+      {"kimilinear", "kda"},
+      {"lambdanetworks", "lambda_layer"},
+      {"lightningattention2", "lightning_attention"},
+      {"loglinear", "log_linear_attention"},
+      {"mamba", "selective_scan"},
+      {"mamba2", "mamba2_ssd"},
+      {"qwen3next", "gated_delta_rule"},
+      {"retnet", "retention"},
+      {"s6", "selective_scan"},
+      {"ssd", "mamba2_ssd"},
+      {"transformer", "softmax_attention"},
+      {"ttt", "ttt_linear"},
+      {"xlstm", "mlstm"},
+  };
+  const auto found = models.find(model);
+  return found == models.end() ? "" : found->second;
+}
+
+// The operator of a published model's name, or of a name or alias in other letters and dashes; null
+// if that is none or not one alone.
+const OperatorInfo* published_operator(const std::string& name) {
+  const std::string wanted = folded(name);
+  const std::string_view model = operator_of_model(wanted);
+  const OperatorInfo* found = nullptr;
+  for (const OperatorInfo& info : operators()) {
+    const bool same = folded(info.name) == wanted ||
+                      std::ranges::any_of(info.aliases, [&](const std::string& alias) {
+                        return folded(alias) == wanted;
+                      });
+    if (info.name == model) return &info;
+    if (same && found != nullptr) return nullptr;
+    if (same) found = &info;
+  }
+  return found;
+}
+
+}  // namespace
+
 const OperatorInfo& find_operator(const std::string& name) {
   std::vector<std::string> names, all;
   for (const OperatorInfo& info : operators()) {
@@ -159,6 +226,7 @@ const OperatorInfo& find_operator(const std::string& name) {
     all.push_back(info.name);
     all.insert(all.end(), info.aliases.begin(), info.aliases.end());
   }
+  if (const OperatorInfo* info = published_operator(name)) return *info;
   refuse(fmt::format("there is no operator '{}'{}{} The operators are {}", printable(name),
                      did_you_mean(name, all), nearest(name, all) ? "" : ".", joined(names)));
 }

@@ -99,7 +99,8 @@ struct OperatorInfo {
 };
 
 std::span<const OperatorInfo> operators();
-// By name or alias. Throws Error(kInvalidArgument) that names the nearest relative.
+// By name, alias, or the name of a published model that is built on it ("RetNet", "rwkv-7"). Throws
+// Error(kInvalidArgument) that names the nearest relative.
 const OperatorInfo& find_operator(const std::string& name);
 
 // The attributes of one call, checked against the table, with its defaults filled in.

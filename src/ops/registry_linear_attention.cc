@@ -222,7 +222,7 @@ std::vector<OperatorInfo> linear_attention_rows() {
          "Of taylor2: full (default), symmetric; of hedgehog: joint (default), separate",
          "",
          {"full", "symmetric", "joint", "separate"}},
-        {"nu", kInteger, "Products of dpfp", "1", {}, {1, 1 << 20}},
+        {"nu", kInteger, "Products of dpfp", "1", {}, {1, kMostDpfpProducts}},
         {"kernel_eps", kNumber, "Added to the features of favor_relu", "0.001", {}, kNotNegative},
         {"l2norm_eps", kNumber, "Added to |x|^2 by l2norm", "1e-6", {}, kNotNegative},
         {"m", kInteger, "Length that positions of cosformer stay below", "", {}, kAtLeastOne},
