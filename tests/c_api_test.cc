@@ -243,6 +243,38 @@ TEST(CApi, TheCallbackCancels) {
   EXPECT_GT(asked, 0);
 }
 
+TEST(CApi, ModelsAndGeneratorsAreCancelled) {
+  const ContextHandle plain;
+  const ModelHandle model(plain.handle);
+  std::int32_t wanted = 0;
+  ouzel_context_options options{};
+  options.size = sizeof(options);
+  options.user = &wanted;
+  options.cancelled = [](void* user) { return *static_cast<std::int32_t*>(user); };
+  const ContextHandle context(&options);
+  ouzel_generator* generator = nullptr;
+  ASSERT_EQ(ouzel_generator_create(context.handle, model.handle, nullptr, nullptr, &generator),
+            OUZEL_OK);
+  const std::vector<std::int32_t> tokens(64, 72);
+  std::vector<float> logits(256);
+  const auto forward = [&] {
+    return ouzel_model_forward(model.handle, context.handle, tokens.data(), 1, 64, nullptr, 0,
+                               logits.data());
+  };
+  const auto generate = [&] {
+    const auto write = [](void*, const char*, std::size_t) { return std::int32_t{1}; };
+    return ouzel_generator_generate(generator, 4, write, nullptr, nullptr);
+  };
+  ASSERT_EQ(forward(), OUZEL_OK) << ouzel_last_error();
+  ASSERT_EQ(generate(), OUZEL_OK) << ouzel_last_error();
+  wanted = 1;
+  expect_failure(forward(), OUZEL_CANCELLED, "");
+  expect_failure(generate(), OUZEL_CANCELLED, "");
+  wanted = 0;
+  EXPECT_EQ(forward(), OUZEL_OK) << ouzel_last_error();
+  ouzel_generator_destroy(generator);
+}
+
 TEST(CApi, StepsGoOnWhereForwardEnded) {
   const ContextHandle context;
   const ModelHandle model(context.handle);
