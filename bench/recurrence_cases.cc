@@ -13,6 +13,8 @@
 #include "ouzel/context.h"
 #include "ouzel/linear_attention.h"
 #include "ouzel/retention.h"
+#include "ouzel/tensor.h"
+#include "src/ops/copy_tensor.h"
 
 namespace ouzel::bench {
 namespace {
@@ -105,6 +107,36 @@ Row forward(const typename Law::Options& options, std::string variant, std::int6
   Row row = with_efficiency(p.row(Law::kName, "forward", std::move(variant)), context, p.flops(4),
                             bench.runs, [&] { Law::forward(context, options, p); });
   p.o.consume(Law::kName);
+  return row;
+}
+
+// [B, T, H, D] as bfloat16, with memory of its own.
+struct Narrow {
+  Narrow(Context& context, const Data& x)
+      : memory(static_cast<std::size_t>(x.bytes()) / 2), tensor(x.tensor()) {
+    tensor.data = memory.data();
+    tensor.dtype = DType::kBF16;
+    copy_tensor(context, x.tensor(), tensor);
+  }
+  Buffer memory;
+  Tensor tensor;
+};
+
+template <class Law>
+Row bf16_forward(std::int64_t d, const CaseOptions& bench) {
+  Problem wide(d, 0);
+  Context context = bench.context(1);
+  const Narrow q(context, wide.q), k(context, wide.k), v(context, wide.v), o(context, wide.v);
+  Problem narrow(d, 0);
+  narrow.inputs = {.q = q.tensor, .k = k.tensor, .v = v.tensor};
+  narrow.outputs = {.o = o.tensor};
+  Row row = wide.row(Law::kName, "forward", "over float32");
+  row.dtype = "bf16";
+  row.clock = "one call; ratio: the time of the same with float32 inputs and outputs over it";
+  row = with_ratio(
+      row, bench.runs, [&] { Law::forward(context, {}, narrow); },
+      [&] { Law::forward(context, {}, wide); });
+  wide.o.consume(Law::kName);
   return row;
 }
 
@@ -218,12 +250,16 @@ void add_recurrence_cases(std::vector<Case>& cases) {
     add("linear_attention/forward/position_1000000", d, [=](const CaseOptions& bench) {
       return forward<LinearAttention>({}, "identity, at position 1,000,000", d, 1'000'000, bench);
     });
+    add("linear_attention/forward_bf16", d,
+        [=](const CaseOptions& bench) { return bf16_forward<LinearAttention>(d, bench); });
     add("linear_attention/forward_chunked", d,
         [=](const CaseOptions& bench) { return chunked_forward(d, bench); });
     add("linear_attention/backward_chunked", d,
         [=](const CaseOptions& bench) { return chunked_backward(d, bench); });
     add("retention/forward", d,
         [=](const CaseOptions& bench) { return forward<Retention>({}, "", d, 0, bench); });
+    add("retention/forward_bf16", d,
+        [=](const CaseOptions& bench) { return bf16_forward<Retention>(d, bench); });
     add("retention/backward", d,
         [=](const CaseOptions& bench) { return backward<Retention>({}, "", d, bench); });
   }

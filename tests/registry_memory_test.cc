@@ -122,54 +122,6 @@ TEST(RegistryMemory, ResultsWithoutMemoryAreNotWantedAndStraightOnesKeepTheirSur
 }
 
 // Takes 16-bit rows as they are; linear_attention has them converted around its call.
-Call gated_call() {
-  Call call{"gated_delta_rule", {}, {}};
-  call.backward = true;
-  for (const char* input : {"q", "k", "v", "do"}) call.put(input, {2, 70, 2, 4});
-  for (const char* input : {"g", "beta"}) call.put(input, {2, 70, 2});
-  Array& g = call.tensors["g"];
-  for (std::int64_t i = 0; i < g.tensor.size(); ++i) {
-    g.memory.f32()[i] = -std::abs(g.memory.f32()[i]);
-  }
-  call.put("initial_state", {2, 2, 4, 4});
-  return call;
-}
-
-TEST(RegistryMemory, SixteenBitTensorsGiveWhatTheirValuesGive) {
-  Context context({.threads = 2});
-  for (auto* const make : {learned_call, gated_call}) {
-    for (DType dtype : {DType::kBF16, DType::kF16}) {
-      // The expected results are those of the rounded values in float32, rounded once more.
-      Call call = make();
-      const OperatorInfo& info = find_operator(call.op);
-      const Attributes attributes(info, call.attributes);
-      std::map<std::string, Array> memory;
-      std::map<std::string, ConstTensor> tensors;
-      for (auto& [name, array] : call.tensors) {
-        memory[name] = Array(shape_vector(array.tensor), dtype);
-        copy_tensor(context, array.tensor, memory[name].tensor);
-        copy_tensor(context, memory[name].tensor, array.tensor);
-        tensors[name] = memory[name].tensor;
-      }
-      OperatorCall half(info, attributes, tensors, true);
-      for (const ResultInfo& result : half.results()) {
-        const bool is_state = !result.is_gradient && result.name != "o";
-        EXPECT_EQ(result.dtype, is_state ? DType::kF32 : dtype) << result.name;
-        memory[result.name] = Array(result.shape, result.dtype);
-        half.put(result.name, memory[result.name].tensor);
-      }
-      half.run(context);
-      for (const NamedArray& result : call.run()) {
-        const Array& got = memory[result.name];
-        Array want(shape_vector(got.tensor), got.tensor.dtype);
-        copy_tensor(context, result.array.tensor, want.tensor);
-        EXPECT_EQ(std::memcmp(got.memory.data(), want.memory.data(), want.memory.bytes()), 0)
-            << call.op << " " << result.name;
-      }
-    }
-  }
-}
-
 TEST(RegistryMemory, MemoryOfResultsIsChecked) {
   const Call call = retention_call();
   const OperatorInfo& info = find_operator(call.op);

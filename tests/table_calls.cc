@@ -93,11 +93,11 @@ std::vector<TableCase> table_cases() {
   return cases;
 }
 
-Letters table_sizes(const TableCase& c, Int tokens) {
-  Letters s = {{"B", 2},  {"T", tokens}, {"TQ", tokens}, {"TK", tokens}, {"N", 2},
-               {"HQ", 4}, {"HK", 2},     {"HV", 4},      {"HO", 4},      {"H", 2},
-               {"K", 6},  {"V", 5},      {"D", 7},       {"M", 6},       {"R", 12},
-               {"W", 4},  {"U", 2},      {"J", 3},       {"L", 8}};
+Letters table_sizes(const TableCase& c, Int tokens, Int keys, Int values) {
+  Letters s = {{"B", 2},    {"T", tokens}, {"TQ", tokens}, {"TK", tokens}, {"N", 2},
+               {"HQ", 4},   {"HK", 2},     {"HV", 4},      {"HO", 4},      {"H", 2},
+               {"K", keys}, {"V", values}, {"D", 7},       {"M", 6},       {"R", 12},
+               {"W", 4},    {"U", 2},      {"J", 3},       {"L", 8}};
   const OperatorInfo& info = info_of(c);
   const Attributes attributes(info, c.attributes);
   const bool heads_in_equal_numbers = info.name == "LinearAttention";

@@ -26,7 +26,8 @@ const OperatorInfo& info_of(const TableCase& c);
 std::vector<TableCase> table_cases();
 
 // Extents by letter that suit every case: two batch rows, heads in groups.
-Letters table_sizes(const TableCase& c, std::int64_t tokens);
+Letters table_sizes(const TableCase& c, std::int64_t tokens, std::int64_t keys = 6,
+                    std::int64_t values = 5);
 // What the row's letters mean: its first alternative.
 std::vector<std::int64_t> shape_of(const TensorInfo& tensor, const Letters& sizes);
 // Whether an input holds natural logarithms of decays.

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "ouzel/context.h"
+#include "ouzel/tensor.h"
 
 namespace ouzel {
 
@@ -99,7 +100,8 @@ struct PrefetchColumn {  // of cache lines, a line a token, into the second-leve
 // Packing the next chunk of heads whose rows lie side by side, in the order of memory: token by
 // token, 16 keys of q and k or 32 values at a time.
 struct PackAhead {
-  const float *q = nullptr, *k = nullptr, *v = nullptr;  // the first head's
+  const void *q = nullptr, *k = nullptr, *v = nullptr;  // the first head's
+  DType dtype = DType::kF32;                            // or bfloat16, float16
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0;
   ElementMap map = ElementMap::kIdentity;      // of q and k
   const float* k_factor = nullptr;             // [heads][64], or null: 1
@@ -149,8 +151,8 @@ void recurrence_tile(Isa isa, const TileArgs& args);
 // Orders streamed rows before whatever the thread stores next: call it before others are told.
 void finish_streams();
 
-// The same for a slab whose sum hardly decays, from position kLongSum on: the sum over all tokens of
-// a call is formed from zero and added to state + low, where low is what state lost to rounding.
+// The same for a slab whose sum hardly decays, from position kLongSum on: the sum over all tokens
+// of a call is formed from zero and added to state + low, where low is what state lost to rounding.
 // kLongChunk tokens at a time read each other through their scores.
 inline constexpr std::int64_t kLongChunk = 16;
 // scores [tokens][16]: q_i . k_j within each chunk of 16 tokens; once for all slabs.

@@ -15,6 +15,7 @@
 #include "hwy/highway.h"
 #include "src/kernels/math-inl.h"
 #include "src/kernels/recurrence.h"
+#include "src/kernels/typed-inl.h"
 #include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -144,6 +145,22 @@ HWY_INLINE std::int64_t take_pieces(std::int64_t tokens, std::int64_t row, std::
   return count;
 }
 
+// Calls body.operator()<T>() with the type of the rows that are packed.
+template <class Body>
+HWY_INLINE void with_type(DType dtype, const Body& body) {
+  if (HWY_LIKELY(dtype == DType::kF32)) return body.template operator()<float>();
+  if (dtype == DType::kBF16) return body.template operator()<BFloat16>();
+  body.template operator()<Float16>();
+}
+
+// Bytes of so many numbers of such rows.
+HWY_INLINE std::int64_t bytes_of(DType dtype, std::int64_t numbers) {
+  return numbers * (dtype == DType::kF32 ? 4 : 2);
+}
+HWY_INLINE const char* row_at(const void* first, DType dtype, std::int64_t number) {
+  return static_cast<const char*>(first) + bytes_of(dtype, number);
+}
+
 template <>
 class Pieces<Beside::kValues> {
  public:
@@ -154,15 +171,10 @@ class Pieces<Beside::kValues> {
     count = take_pieces(pack_.tokens, row, most, m->pack.value_token, m->pack.value_piece);
   }
   HWY_INLINE void next() {
-    using D = hn::ScalableTag<float>;
-    const D d;
+    constexpr std::int64_t kLine = 64;
     __builtin_prefetch(v_ + ahead_, 0, 2);
-    __builtin_prefetch(v_ + ahead_ + kSlab / 2, 0, 2);
-    OUZEL_UNROLL
-    for (std::int64_t i = 0; i < kSlab; i += HWY_LANES(float)) {
-      hn::Store(hn::LoadU(d, v_ + i), d, out_ + i);
-    }
-    v_ += kSlab;
+    __builtin_prefetch(v_ + ahead_ + kLine, 0, 2);
+    with_type(pack_.dtype, [&]<class T>() HWY_ATTR { piece<T>(); });
     out_ += kSlabPitch;
     if (--left_ != 0) return;
     left_ = pack_.heads * pack_.value_pieces;
@@ -171,14 +183,25 @@ class Pieces<Beside::kValues> {
   }
 
  private:
+  template <class T>
+  HWY_INLINE void piece() {
+    const hn::ScalableTag<float> d;
+    const T* v = reinterpret_cast<const T*>(v_);
+    OUZEL_UNROLL
+    for (std::int64_t i = 0; i < kSlab; i += HWY_LANES(float)) {
+      hn::Store(LoadFirst(d, v + i, HWY_LANES(float)), d, out_ + i);
+    }
+    v_ += kSlab * sizeof(T);
+  }
   HWY_INLINE void begin_row(std::int64_t piece) {
-    v_ = pack_.v + token_ * pack_.v_stride + piece * kSlab;
+    const std::int64_t ahead = HWY_MIN(pack_.rows_ahead, pack_.rows_left - 1 - token_);
+    v_ = row_at(pack_.v, pack_.dtype, token_ * pack_.v_stride + piece * kSlab);
+    ahead_ = bytes_of(pack_.dtype, ahead * pack_.v_stride);
     out_ = pack_.slabbed + token_ * kSlab + piece * kSlabPitch;
-    ahead_ = HWY_MIN(pack_.rows_ahead, pack_.rows_left - 1 - token_) * pack_.v_stride;
   }
   const PackAhead& pack_;
-  std::int64_t token_, left_, ahead_;
-  const float* v_;
+  std::int64_t token_, left_, ahead_;  // ahead_: bytes
+  const char* v_;
   float* out_;
 
  public:
@@ -195,21 +218,9 @@ class Pieces<kBeside> {
     count = take_pieces(pack_.tokens, row, most, m->pack.key_token, m->pack.key_piece);
   }
   HWY_INLINE void next() {
-    const D d;
     __builtin_prefetch(q_ + q_ahead_, 0, 2);
     __builtin_prefetch(k_ + k_ahead_, 0, 2);
-    OUZEL_UNROLL
-    for (std::int64_t i = 0; i < kKeyedPitch; i += HWY_LANES(float)) {
-      const V x = mapped<map_of(kBeside)>(d, hn::LoadU(d, q_ + i));
-      V y = mapped<map_of(kBeside)>(d, hn::LoadU(d, k_ + i));
-      if constexpr (kBeside != Beside::kKeys) {
-        if (pack_.k_factor != nullptr) y = hn::Mul(y, hn::Set(d, pack_.k_factor[at_]));
-        if (pack_.z != nullptr) add_to_normaliser(i, x, y);
-      }
-      store_keyed<true, true>(d, x, y, out_ + i / kKeyBlock * kKeyedBlockPitch + i % kKeyBlock);
-    }
-    q_ += kKeyedPitch;
-    k_ += kKeyedPitch;
+    with_type(pack_.dtype, [&]<class T>() HWY_ATTR { piece<T>(); });
     out_ += 2 * kKeyedBlockPitch;
     if constexpr (kBeside != Beside::kKeys) {
       key_ += kKeyedPitch;
@@ -226,14 +237,31 @@ class Pieces<kBeside> {
  private:
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
+  template <class T>
+  HWY_INLINE void piece() {
+    const D d;
+    const T *q = reinterpret_cast<const T*>(q_), *k = reinterpret_cast<const T*>(k_);
+    OUZEL_UNROLL
+    for (std::int64_t i = 0; i < kKeyedPitch; i += HWY_LANES(float)) {
+      const V x = mapped<map_of(kBeside)>(d, LoadFirst(d, q + i, HWY_LANES(float)));
+      V y = mapped<map_of(kBeside)>(d, LoadFirst(d, k + i, HWY_LANES(float)));
+      if constexpr (kBeside != Beside::kKeys) {
+        if (pack_.k_factor != nullptr) y = hn::Mul(y, hn::Set(d, pack_.k_factor[at_]));
+        if (pack_.z != nullptr) add_to_normaliser(i, x, y);
+      }
+      store_keyed<true, true>(d, x, y, out_ + i / kKeyBlock * kKeyedBlockPitch + i % kKeyBlock);
+    }
+    q_ += kKeyedPitch * sizeof(T);
+    k_ += kKeyedPitch * sizeof(T);
+  }
   HWY_INLINE void begin_row(std::int64_t piece) {
     left_ = pack_.heads * pack_.key_pieces - piece;
-    q_ = pack_.q + token_ * pack_.q_stride + piece * kKeyedPitch;
-    k_ = pack_.k + token_ * pack_.k_stride + piece * kKeyedPitch;
+    q_ = row_at(pack_.q, pack_.dtype, token_ * pack_.q_stride + piece * kKeyedPitch);
+    k_ = row_at(pack_.k, pack_.dtype, token_ * pack_.k_stride + piece * kKeyedPitch);
     out_ = pack_.keyed + token_ * kKeyedPitch + piece * 2 * kKeyedBlockPitch;
     const std::int64_t ahead = HWY_MIN(pack_.rows_ahead, pack_.rows_left - 1 - token_);
-    q_ahead_ = ahead * pack_.q_stride;
-    k_ahead_ = ahead * pack_.k_stride;
+    q_ahead_ = bytes_of(pack_.dtype, ahead * pack_.q_stride);
+    k_ahead_ = bytes_of(pack_.dtype, ahead * pack_.k_stride);
     if constexpr (kBeside != Beside::kKeys) {
       key_ = piece * kKeyedPitch;
       left_in_head_ = pack_.key_pieces - piece % pack_.key_pieces;
@@ -250,8 +278,8 @@ class Pieces<kBeside> {
     hn::Store(hn::MulAdd(q, z, hn::Load(d, part)), d, part);
   }
   const PackAhead& pack_;
-  std::int64_t token_, left_, q_ahead_, k_ahead_;
-  const float *q_, *k_;
+  std::int64_t token_, left_, q_ahead_, k_ahead_;  // ahead: bytes
+  const char *q_, *k_;
   float* out_;
   std::int64_t key_ = 0, left_in_head_ = 0, at_ = 0;  // at_: of [heads][64]
 

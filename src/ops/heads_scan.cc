@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "src/kernels/law_rows.h"
 #include "src/kernels/stream_rows.h"
 #include "src/kernels/traffic.h"
 
@@ -56,7 +57,7 @@ HeadsTask HeadsTasks::operator[](std::int64_t task) const {
 }
 
 void HeadsScan::begin(const HeadsScanArgs& args) {
-  staged_ = args.stream && may_stage_;
+  staged_ = args.out.dtype != DType::kF32 || (args.stream && may_stage_);
   plain_ = args.write_scale == 1 && args.gates == nullptr;
   for (std::int64_t h = 0; h < count_; ++h) {
     const ScannedHead& head = heads_[h];
@@ -107,10 +108,26 @@ void HeadsScan::keep(float* to) const {
 
 void HeadsScan::pack(const HeadsScanArgs& args, std::int64_t t) {
   if (args.gates != nullptr) fold_gates(args, t);
-  pass_.pack_ahead({args.read.at(t), args.read.stride, args.map},
-                   {args.write.at(t), args.write.stride, args.map},
-                   {args.values.at(t), args.values.stride}, args.length - t,
+  pass_.pack_ahead(args.read.at(t), args.write.at(t), args.values.at(t), args.map, args.length - t,
                    plain_ ? nullptr : write_factors_, args.normalize != nullptr ? &norm_ : nullptr);
+}
+
+// Rows of scratch to where they belong.
+void HeadsScan::put_out(const HeadsScanArgs& args, std::int64_t t, std::int64_t tokens) const {
+  const AnyRows<void> out = args.out.at(t);
+  const std::int64_t size = count_ * columns_;
+  if (out.dtype == DType::kF32) {
+    auto* to = static_cast<float*>(out.first);
+    stream_rows(isa_, {out_rows_, out_pitch(), to, out.stride, tokens, size});
+    return;
+  }
+  store_rows(isa_, {.from = out_rows_,
+                    .pitch = out_pitch(),
+                    .rows = tokens,
+                    .size = size,
+                    .to = out.first,
+                    .dtype = out.dtype,
+                    .stride = out.stride});
 }
 
 void HeadsScan::run(const HeadsScanArgs& args) {
@@ -134,21 +151,22 @@ void HeadsScan::run(const HeadsScanArgs& args) {
     }
     if (next < args.length) {
       pack(args, next);
-      if (!args.stream) pass_.prefetch(args.out.at(next), args.out.stride, count_ * columns_);
+      if (!args.stream && !staged_) {
+        const auto* out = static_cast<const float*>(args.out.at(next).first);
+        pass_.prefetch(out, args.out.stride, count_ * columns_);
+      }
     }
     for (std::int64_t h = 0; h < count_; ++h) {
       pass_.select(h);
       pass_.skip(heads_[h].skip);
       if (args.gates != nullptr) keep(args.gates->kept(h, t));
-      const Rows<float> out = staged_ ? Rows<float>{out_rows_, out_pitch()}
-                                      : Rows<float>{args.out.at(t), args.out.stride};
+      const Rows<float> out =
+          staged_ ? Rows<float>{out_rows_, out_pitch()}
+                  : Rows<float>{static_cast<float*>(args.out.at(t).first), args.out.stride};
       pass_.run(TileMode::kScan, tokens, factors_ + h * kChunk, out.first + h * columns_,
                 out.stride, args.stream && !staged_, args.gates != nullptr ? decays_ + h : nullptr);
     }
-    if (staged_) {
-      stream_rows(isa_, {out_rows_, out_pitch(), args.out.at(t), args.out.stride, tokens,
-                         count_ * columns_});
-    }
+    if (staged_) put_out(args, t, tokens);
     if (next < args.length) pass_.finish_ahead();
   }
   finish_streams();

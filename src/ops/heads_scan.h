@@ -34,8 +34,8 @@ class HeadGates {
 };
 
 struct HeadsScanArgs {
-  Rows<const float> read, write, values;  // of the first head
-  Rows<float> out;
+  AnyRows<const void> read, write, values;  // of the first head; of one type
+  AnyRows<void> out;
   ElementMap map = ElementMap::kIdentity;  // of read and write
   float read_scale = 1, write_scale = 1;
   const RecurrenceSpec* normalize = nullptr;  // whose denominators divide the outputs, or null
@@ -46,10 +46,10 @@ struct HeadsScanArgs {
 
 class HeadsScan {
  public:
-  // States of `rows` x `columns`, see StatePass::packs_ahead.
+  // States of `rows` x `columns`, see StatePass::packs_ahead. `out`: the type of the outputs.
   template <class Memory>
   HeadsScan(Memory& memory, const Context& context, std::int64_t rows, std::int64_t columns,
-            std::int64_t heads, bool normalize, bool gated = false)
+            std::int64_t heads, DType out, bool normalize, bool gated = false)
       : pass_(memory, rows, columns, heads, true),
         isa_(context.isa()),
         rows_(rows),
@@ -61,7 +61,8 @@ class HeadsScan {
     factors_ = memory.template take<float>(heads * kChunk);
     decays_ = memory.template take<ChunkDecays>(gated ? heads : 0);
     next_decays_ = memory.template take<ChunkDecays>(gated ? heads : 0);
-    out_rows_ = memory.template take<float>(may_stage_ ? kChunk * out_pitch() : 0);
+    const bool staged = out != DType::kF32 || may_stage_;
+    out_rows_ = memory.template take<float>(staged ? kChunk * out_pitch() : 0);
     if (!normalize) return;
     for (float** p : {&norm_.z, &norm_.residue}) *p = memory.template take<float>(heads * rows);
     norm_.den = memory.template take<float>(heads * kChunk);
@@ -78,6 +79,7 @@ class HeadsScan {
   void keep(float* to) const;
   // A cache line more than the rows: multiples of 4 KiB would share a few cache sets.
   std::int64_t out_pitch() const { return padded(count_ * columns_, kSlab) + 16; }
+  void put_out(const HeadsScanArgs& args, std::int64_t t, std::int64_t tokens) const;
   void end();
 
   StatePass pass_;
@@ -85,8 +87,8 @@ class HeadsScan {
   std::int64_t rows_, columns_, count_;
   ScannedHead* heads_;
   bool plain_ = false;  // rows are written as they are
-  // Streamed outputs go through out_rows_ [64][out_pitch]: a head's alone are lines far apart,
-  // which memory takes in at a third of its speed.
+  // Outputs go through out_rows_ [64][out_pitch] where they are converted, or streamed: a head's
+  // alone are lines far apart, which memory takes in at a third of its speed.
   bool may_stage_, staged_ = false;
   float* out_rows_ = nullptr;
   float *write_factors_, *factors_;  // [heads][64]

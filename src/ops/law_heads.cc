@@ -1,5 +1,7 @@
 #include "src/ops/law_heads.h"
 
+#include <algorithm>
+#include <initializer_list>
 #include <new>
 
 #include "src/ops/heads_scan.h"
@@ -10,18 +12,21 @@ namespace {
 
 using enum LawRole;
 
-bool is_plain(const LawTensor& x) { return x.present() && !x.is_narrow(); }
-
 bool is_side_by_side(const LawTensor& x) { return x.heads == 1 || x.head_stride == x.size; }
 
-Rows<float> rows_of(const LawCall& call, const LawTensor& x, std::int64_t n, std::int64_t head,
-                    std::int64_t column = 0) {
+AnyRows<void> rows_of(const LawCall& call, const LawTensor& x, std::int64_t n, std::int64_t head,
+                      std::int64_t column = 0) {
   const Segment segment = call.segment(n);
   if (segment.length == 0) return {};
-  return {static_cast<float*>(x.at(segment, 0, head, call.reverse(), 0, column)),
-          x.token_stride(call.reverse())};
+  return {x.at(segment, 0, head, call.reverse(), 0, column), x.token_stride(call.reverse()),
+          x.dtype};
 }
-Rows<const float> readable(const Rows<float>& rows) { return {rows.first, rows.stride}; }
+
+bool have_one_type(const std::initializer_list<LawTensor>& tensors) {
+  return std::ranges::all_of(tensors, [&](const LawTensor& x) {
+    return x.present() && x.dtype == tensors.begin()->dtype;
+  });
+}
 
 // The gates of some heads of a task.
 class LawGates : public HeadGates {
@@ -67,9 +72,9 @@ class LawGates : public HeadGates {
 // What a task needs.
 struct Buffers {
   template <class Memory>
-  Buffers(Memory& memory, const Context& context, const LawCall& call, std::int64_t columns,
-          std::int64_t heads)
-      : scan(memory, context, call.kind().keys, columns, heads, false, true),
+  Buffers(Memory& memory, const Context& context, const LawCall& call, const LawTensor& o,
+          std::int64_t columns, std::int64_t heads)
+      : scan(memory, context, call.kind().keys, columns, heads, o.dtype, false, true),
         gates(memory, call, heads) {}
   HeadsScan scan;
   LawGates gates;
@@ -80,9 +85,9 @@ void run(const LawCall& call, const RecurrenceInputs& inputs, const RecurrenceOu
   b.gates.bind(isa, task, call.kept_floats() > 0 ? static_cast<float*>(outputs.saved) : nullptr);
   const RecurrenceShape& shape = call.shape();
   HeadsScanArgs args;
-  args.read = readable(rows_of(call, call.in(kQuery), task.n, shape.query_of(task.first)));
-  args.write = readable(rows_of(call, call.in(kKey), task.n, shape.key_of(task.first)));
-  args.values = readable(rows_of(call, call.in(kValue), task.n, task.first, task.column));
+  args.read = rows_of(call, call.in(kQuery), task.n, shape.query_of(task.first));
+  args.write = rows_of(call, call.in(kKey), task.n, shape.key_of(task.first));
+  args.values = rows_of(call, call.in(kValue), task.n, task.first, task.column);
   args.out = rows_of(call, o, task.n, task.first, task.column);
   args.read_scale = call.scale();
   args.gates = &b.gates;
@@ -110,8 +115,8 @@ bool law_scans_heads(const LawCall& call, const LawTensor& o) {
   const RowsKind& kind = call.kind();
   return kind.decay && !kind.decay_per_key && !kind.value_decay && kind.erase == EraseKind::kNone &&
          !kind.bonus && kind.rows_per_token == 1 && kind.queries == 1 && !call.l2norm() &&
-         is_plain(call.in(kQuery)) && is_plain(call.in(kKey)) && is_plain(call.in(kValue)) &&
-         is_plain(o) && !call.in(kStrength).present() && !call.in(kWriteGate).present() &&
+         have_one_type({call.in(kQuery), call.in(kKey), call.in(kValue)}) && o.present() &&
+         !call.in(kStrength).present() && !call.in(kWriteGate).present() &&
          StatePass::packs_ahead(kind.keys, kind.values);
 }
 
@@ -124,12 +129,12 @@ void law_heads_scan(Context& context, const LawCall& call, const RecurrenceInput
   const HeadsTasks tasks(shape, shape.value_heads, shape.keys, shape.values, side_by_side, true,
                          context);
   ScratchCounter counter;
-  Buffers(counter, context, call, tasks.width(), tasks.most_heads());
+  Buffers(counter, context, call, o, tasks.width(), tasks.most_heads());
   context.impl().reserve(counter.bytes());
   context.impl().run(tasks.count() + gap_tasks(shape), [&](std::int64_t task, Scratch& scratch) {
     if (task >= tasks.count()) return zero_gaps(shape, task - tasks.count(), o);
     const HeadsTask heads = tasks[task];
-    Buffers b(scratch, context, call, heads.columns, heads.heads);
+    Buffers b(scratch, context, call, o, heads.columns, heads.heads);
     run(call, inputs, outputs, o, heads, context.isa(), b);
   });
 }

@@ -250,7 +250,7 @@ void OperatorCall::take(const TensorInfo& info, const std::string& name,
       refuse(fmt::format("{}: {} sequences are more than the {} that one call takes", info_.name,
                          *n, kMaxSequences));
     }
-    const bool half = info_.takes_half && is_half(tensor.dtype) && !info.is_state();
+    const bool half = info.takes_half && is_half(tensor.dtype);
     in_[name] = {tensor, half ? tensor.dtype : info.dtype};
     return;
   }
@@ -276,7 +276,8 @@ void OperatorCall::list_results() {
         {.name = output.name,
          .is_state = output.is_state(),
          .dtype = first ? narrowed(in(info_.inputs.front().name), output.dtype) : output.dtype,
-         .shape = shape_of(output)});
+         .shape = shape_of(output),
+         .takes_half = output.takes_half});
   }
   if (!backward_) return;
   for (const TensorInfo& input : info_.inputs) {
@@ -288,7 +289,8 @@ void OperatorCall::list_results() {
                         .is_weight = input.shape.find_first_of("BN") == std::string::npos,
                         .is_state = input.is_state(),
                         .dtype = narrowed(given, input.dtype),
-                        .shape = shape_vector(given)});
+                        .shape = shape_vector(given),
+                        .takes_half = input.takes_half});
   }
 }
 
@@ -446,8 +448,7 @@ void OperatorCall::run(Context& context) {
     const Tensor wanted = out(result.name);
     const bool first = &result == &results_.front();
     if (!wanted.present() && !first) continue;
-    const bool half = info_.takes_half && !result.is_state && (first || result.is_gradient) &&
-                      is_half(wanted.dtype);
+    const bool half = result.takes_half && is_half(wanted.dtype);
     if (wanted.present() && !result.is_weight &&
         is_plain(wanted, half ? wanted.dtype : DType::kF32)) {
       continue;

@@ -11,6 +11,7 @@
 #include "src/ops/key_exponents.h"
 #include "src/ops/recurrence_parallel.h"
 #include "src/ops/recurrence_pass.h"
+#include "src/ops/widened.h"
 
 namespace ouzel {
 
@@ -125,7 +126,7 @@ struct Forward {
     }
     const TileMode mode = spec.causal ? TileMode::kScan : TileMode::kRead;
     const float scale = static_cast<float>(spec.scale);
-    const bool may_stream = is_streamed(output_count(), o, column, columns);
+    const bool may_stream = is_streamed(output_count(), {o.from(column).first, o.stride}, columns);
     for (std::int64_t t = 0, tokens = 0; t < length; t += tokens) {
       check_cancelled();
       tokens = chunk_tokens(t, length, spec.causal ? scales : TokenValues());
@@ -165,14 +166,14 @@ struct Forward {
     const std::int64_t n = task.n, output = task.first * shape.outputs_per_state() + r;
     const Segment segment = shape.segment(n);
     HeadsScanArgs args;
-    args.read = rows_of(inputs.q, segment, shape.query_of(output), spec.reverse);
-    args.write = rows_of(inputs.k, segment, shape.key_of(task.first), spec.reverse);
-    args.values = rows_of(inputs.v, segment, task.first, spec.reverse).from(task.column);
-    args.out = rows_of(outputs.o, segment, output, spec.reverse).from(task.column);
+    args.read = any_rows_of(inputs.q, segment, shape.query_of(output), spec.reverse);
+    args.write = any_rows_of(inputs.k, segment, shape.key_of(task.first), spec.reverse);
+    args.values = any_rows_of(inputs.v, segment, task.first, spec.reverse).from(task.column);
+    args.out = any_rows_of(outputs.o, segment, output, spec.reverse).from(task.column);
     args.map = element_map(spec.map.kind);
     args.read_scale = static_cast<float>(spec.scale);
     if (spec.normalize) args.normalize = &spec;
-    args.stream = is_streamed(output_count(), args.out, 0, task.columns);
+    args.stream = is_streamed(output_count(), args.out, task.columns);
     args.length = segment.length;
     for (std::int64_t h = 0; h < task.heads; ++h) {
       const std::int64_t state = task.first + h;
@@ -268,7 +269,8 @@ void run_heads(Context& context, const Forward& forward, bool may_split) {
   const HeadsTasks tasks(shape, shape.value_heads, shape.features, shape.values, side_by_side,
                          may_split, context);
   const auto scan_of = [&](auto& memory, std::int64_t columns, std::int64_t heads) {
-    return HeadsScan(memory, context, shape.features, columns, heads, forward.spec.normalize);
+    return HeadsScan(memory, context, shape.features, columns, heads, forward.outputs.o.dtype,
+                     forward.spec.normalize);
   };
   ScratchCounter counter;
   scan_of(counter, tasks.width(), tasks.most_heads());
@@ -284,6 +286,16 @@ void run_heads(Context& context, const Forward& forward, bool may_split) {
   });
 }
 
+// Whether rows are packed as they come, whatever their type.
+bool is_plain(const RecurrenceSpec& spec, const RecurrenceShape& shape) {
+  return spec.form != Form::kParallel && spec.causal && is_elementwise(spec.map.kind) &&
+         StatePass::packs_ahead(shape.features, shape.values);
+}
+
+bool have_one_type(const RecurrenceInputs& inputs) {
+  return inputs.q.dtype == inputs.v.dtype && inputs.k.dtype == inputs.v.dtype;
+}
+
 }  // namespace
 
 void recurrence(Context& context, const RecurrenceSpec& spec, const RecurrenceInputs& inputs,
@@ -292,6 +304,14 @@ void recurrence(Context& context, const RecurrenceSpec& spec, const RecurrenceIn
   check_rows(spec, outputs.o, "o", shape, shape.tokens, shape.output_heads, shape.values, false);
   check_positions(spec, shape, inputs.initial_state);
   if (shape.is_empty(outputs.final_state)) return;
+  const bool plain = is_plain(spec, shape);
+  if (has_narrow(inputs, outputs.o) && !(plain && have_one_type(inputs))) {
+    Widened widened(context);
+    RecurrenceOutputs wide = outputs;
+    wide.o = widened.out(outputs.o);
+    recurrence(context, spec, widened.in(inputs), wide);
+    return widened.finish();
+  }
   if (spec.form == Form::kParallel) {
     recurrence_parallel(context, spec, shape, inputs, outputs);
     return;
@@ -310,8 +330,6 @@ void recurrence(Context& context, const RecurrenceSpec& spec, const RecurrenceIn
   const Forward forward{spec, shape, inputs, outputs, exponents, context.isa()};
   // z is one for all columns: a task that wrote it would take it from the others.
   const bool may_split = !(spec.normalize && outputs.final_state.present());
-  const bool plain = spec.causal && is_elementwise(spec.map.kind) &&
-                     StatePass::packs_ahead(shape.features, shape.values);
   plain ? run_heads(context, forward, may_split) : run_states(context, forward, may_split);
   if (outputs.final_state.present()) {
     for (std::int64_t n = 0; n < shape.sequences; ++n) {

@@ -1,6 +1,7 @@
 // Backward of the recurrence as a whole: its tasks, and the sums of the gradients of parameters.
 // The formulas are with the passes (recurrence_backward_passes.cc).
 #include "src/ops/recurrence_backward.h"
+#include "src/ops/widened.h"
 
 #include <algorithm>
 
@@ -172,6 +173,16 @@ void recurrence_backward(Context& context, const RecurrenceSpec& spec,
   check_positions(spec, shape, inputs.initial_state);
   if (map_grads != nullptr) check_feature_map_grads(spec.law->name, spec.map, *map_grads);
   if (shape.is_empty(input_grads.initial_state)) return;
+  if (has_narrow(inputs, output_grads.o) || is_narrow(input_grads.q) || is_narrow(input_grads.k) ||
+      is_narrow(input_grads.v)) {
+    Widened widened(context);
+    RecurrenceOutputGrads wide_above = output_grads;
+    wide_above.o = widened.in(output_grads.o);
+    RecurrenceInputGrads wide = input_grads;
+    for (Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = widened.out(*x);
+    recurrence_backward(context, spec, widened.in(inputs), wide_above, wide, map_grads);
+    return widened.finish();
+  }
   Backward(context, spec, shape, inputs, output_grads, input_grads, map_grads).run();
 }
 

@@ -43,7 +43,7 @@ HeadsTasks Backward::heads_tasks(Gradient gradient) const {
 std::size_t Backward::heads_scratch(Gradient gradient, const HeadsTasks& tasks) const {
   ScratchCounter counter;
   HeadsScan(counter, context_, gradient == Gradient::kV ? shape_.features : shape_.values,
-            tasks.width(), tasks.most_heads(), false);
+            tasks.width(), tasks.most_heads(), DType::kF32, false);
   counter.take<Fold>(tasks.most_heads());
   return counter.bytes();
 }
@@ -53,23 +53,23 @@ void Backward::heads_pass(Gradient gradient, const HeadsTask& task, Scratch& scr
   const bool backwards = query == spec_.reverse;
   const Segment segment = shape_.segment(task.n);
   HeadsScan scan(scratch, context_, value ? shape_.features : shape_.values, task.columns,
-                 task.heads, false);
+                 task.heads, DType::kF32, false);
   Fold* folds = scratch.take<Fold>(task.heads);
   const std::int64_t first = task.first;  // of the heads of the gradient: an output's, too
   const std::int64_t first_state = query ? shape_.state_of(first) : first;
-  const Rows<const float> q = rows_of(in_.q, segment, shape_.query_of(first), backwards);
-  const Rows<const float> k = rows_of(in_.k, segment, shape_.key_of(first_state), backwards);
-  const Rows<const float> v = rows_of(in_.v, segment, first_state, backwards);
-  const Rows<const float> dout = rows_of(up_.o, segment, first, backwards);
+  const auto q = any_rows_of(in_.q, segment, shape_.query_of(first), backwards);
+  const auto k = any_rows_of(in_.k, segment, shape_.key_of(first_state), backwards);
+  const auto v = any_rows_of(in_.v, segment, first_state, backwards);
+  const auto dout = any_rows_of(up_.o, segment, first, backwards);
   const Tensor& out = query ? out_.q : value ? out_.v : out_.k;
   HeadsScanArgs args;
   args.read = query ? dout : value ? k : v;
   args.write = query ? v : value ? q : dout;
   args.values = (query ? k : value ? dout : q).from(task.column);
-  args.out = rows_of(out, segment, first, backwards).from(task.column);
+  args.out = any_rows_of(out, segment, first, backwards).from(task.column);
   args.read_scale = query ? scale_ : read_scale_;
   args.write_scale = query ? 1 : write_scale_;
-  args.stream = is_streamed(count_of(out), args.out, 0, task.columns);
+  args.stream = is_streamed(count_of(out), args.out, task.columns);
   args.length = segment.length;
   for (std::int64_t h = 0; h < task.heads; ++h) {
     const std::int64_t state = first_state + h;

@@ -95,7 +95,8 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
   const bool backwards = spec_.reverse;
   const Rows<const float> q = rows_of(in_.q, segment, query_head, backwards);
   const Rows<float> dq = rows_of(out_.q, segment, query_head, backwards);
-  const bool stream = plain_ && dq && is_streamed(count_of(out_.q), dq, column, columns);
+  const bool stream =
+      plain_ && dq && is_streamed(count_of(out_.q), {dq.from(column).first, dq.stride}, columns);
   b.q_map.bind(isa_, spec_.map.q, query_head, path_of(in_.initial_state, n, length, false));
   std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
   const std::int64_t per_query = shape_.outputs_per_query();
@@ -225,7 +226,8 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
   const bool backwards = !spec_.reverse;
   const Rows<const float> k = rows_of(in_.k, keys, key_head, backwards);
   const Rows<float> dk = rows_of(out_.k, keys, key_head, backwards);
-  const bool stream = plain_ && dk && is_streamed(count_of(out_.k), dk, column, columns);
+  const bool stream =
+      plain_ && dk && is_streamed(count_of(out_.k), {dk.from(column).first, dk.stride}, columns);
   b.k_map.bind(isa_, key_weights(spec_.map), key_head, {});
   std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
   const std::int64_t per_state = shape_.outputs_per_state();
@@ -351,7 +353,8 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
   const std::int64_t key_head = shape_.key_of(state);
   const Rows<const float> k = rows_of(in_.k, keys, key_head, backwards);
   const Rows<float> dv = rows_of(out_.v, keys, state, backwards);
-  const bool stream = dv && is_streamed(count_of(out_.v), dv, column, columns);
+  const bool stream =
+      dv && is_streamed(count_of(out_.v), {dv.from(column).first, dv.stride}, columns);
   const Fold fold(log_decay_of(spec_, state), true);
   const TokenValues scales = exponents_back_in_time(n, state);
   b.k_map.bind(isa_, key_weights(spec_.map), key_head,

@@ -90,18 +90,20 @@ void StatePass::prefetch(const float* rows, std::int64_t stride, std::int64_t si
   }
 }
 
-void StatePass::pack_ahead(const MappedRows& read, const MappedRows& write,
-                           const MappedRows& values, std::int64_t rows_left,
-                           const float* write_factor, const Normalizer* normalizer) {
+void StatePass::pack_ahead(const AnyRows<const void>& read, const AnyRows<const void>& write,
+                           const AnyRows<const void>& values, ElementMap map,
+                           std::int64_t rows_left, const float* write_factor,
+                           const Normalizer* normalizer) {
   meanwhile_ = {};
   PackAhead& p = meanwhile_.pack;
-  p.q = read.rows;
-  p.k = write.rows;
-  p.v = values.rows;
+  p.q = read.first;
+  p.k = write.first;
+  p.v = values.first;
+  p.dtype = values.dtype;
   p.q_stride = read.stride;
   p.k_stride = write.stride;
   p.v_stride = values.stride;
-  p.map = read.map;
+  p.map = map;
   p.k_factor = write_factor;
   p.keyed = next_keyed_;
   p.slabbed = next_slabbed_;
@@ -212,15 +214,14 @@ void StatePass::run_long_block(std::int64_t first, std::int64_t tokens, double l
   if (strong) rescale(static_cast<float>(std::exp(log_decay)));
 }
 
-bool is_streamed(std::int64_t count, const Rows<float>& rows, std::int64_t column,
-                 std::int64_t columns) {
+bool is_streamed(std::int64_t count, const AnyRows<void>& rows, std::int64_t columns) {
   // Outputs of 8 MiB and more have left the second-level cache before anyone reads them: past the
   // caches, their lines need not be read first (6 % of the forward's time at 64 keys, 8 % at 128).
   // Tiles write whole slabs.
   constexpr std::int64_t kBytes = std::int64_t{8} << 20, kLine = 16;
-  return count * static_cast<std::int64_t>(sizeof(float)) >= kBytes && columns % kSlab == 0 &&
-         rows.stride % kLine == 0 &&
-         reinterpret_cast<std::uintptr_t>(rows.first + column) % (kLine * sizeof(float)) == 0;
+  return rows.dtype == DType::kF32 && count * static_cast<std::int64_t>(sizeof(float)) >= kBytes &&
+         columns % kSlab == 0 && rows.stride % kLine == 0 &&
+         reinterpret_cast<std::uintptr_t>(rows.first) % (kLine * sizeof(float)) == 0;
 }
 
 std::int64_t gap_tasks(const RecurrenceShape& shape) {

@@ -99,15 +99,15 @@ class StatePass {
   // cache meanwhile. What was asked for before the last pack or pack_ahead is forgotten.
   void prefetch(const float* rows, std::int64_t stride, std::int64_t size);
   // The chunk after this one, of all heads, whose rows lie side by side: the runs pack it beside
-  // their arithmetic, and finish_ahead what is left of it and makes it the current one. Rows of
-  // whole pieces only (packs_ahead). `rows_left`: how many there are from the chunk's first on.
-  // `write_factor` [heads][64] or null.
+  // their arithmetic, and finish_ahead what is left of it and makes it the current one. Rows of one
+  // type, and of whole pieces only (packs_ahead). `map`: of rows that are read and written.
+  // `rows_left`: how many there are from the chunk's first on. `write_factor` [heads][64] or null.
   static bool packs_ahead(std::int64_t rows, std::int64_t columns) {
     return rows % kKeyedPitch == 0 && columns % kSlab == 0;
   }
-  void pack_ahead(const MappedRows& read, const MappedRows& write, const MappedRows& values,
-                  std::int64_t rows_left, const float* write_factor,
-                  const Normalizer* normalizer = nullptr);
+  void pack_ahead(const AnyRows<const void>& read, const AnyRows<const void>& write,
+                  const AnyRows<const void>& values, ElementMap map, std::int64_t rows_left,
+                  const float* write_factor, const Normalizer* normalizer = nullptr);
   void finish_ahead();
   // Runs the packed chunk; out (rows of `columns`) is not used by TileMode::kWrite.
   // `stream`: past the caches; rows of whole cache lines only. `decays`: of this chunk, where begin
@@ -160,8 +160,7 @@ class StatePass {
 
 // Whether columns of rows of an output of `count` numbers are written past the caches: see
 // StatePass::run, and finish_streams before others are told.
-bool is_streamed(std::int64_t count, const Rows<float>& rows, std::int64_t column,
-                 std::int64_t columns);
+bool is_streamed(std::int64_t count, const AnyRows<void>& rows, std::int64_t columns);
 
 // Zeros the rows of x that no segment covers, as tasks of a run: one per batch row.
 std::int64_t gap_tasks(const RecurrenceShape& shape);

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "src/base/half.h"
 
 namespace ouzel {
 namespace {
@@ -15,11 +16,13 @@ namespace {
   throw Error(ErrorKind::kInvalidArgument, fmt::format("{}: {}", spec.law->name, sentence));
 }
 
+bool is_f32_or_half(DType dtype) { return dtype == DType::kF32 || is_half(dtype); }
+
 void check_rank4(const RecurrenceSpec& spec, const ConstTensor& tensor, const char* what,
                  const char* letters) {
-  if (tensor.rank != 4 || tensor.dtype != DType::kF32) {
-    refuse(spec, fmt::format("{} must be a float32 array {}, not {} {}", what, letters,
-                             name_of(tensor.dtype), shape_string(tensor)));
+  if (tensor.rank != 4 || !is_f32_or_half(tensor.dtype)) {
+    refuse(spec, fmt::format("{} must be a float32, bfloat16 or float16 array {}, not {} {}", what,
+                             letters, name_of(tensor.dtype), shape_string(tensor)));
   }
   if (tensor.extent[3] > 1 && tensor.stride[3] != 1) {
     refuse(spec, fmt::format("the last axis of {} must be contiguous (its stride is {}); copy the "
@@ -145,11 +148,12 @@ void check_rows(const RecurrenceSpec& spec, const ConstTensor& tensor, const cha
                 const RecurrenceShape& shape, std::int64_t tokens, std::int64_t heads,
                 std::int64_t size, bool optional) {
   if (!tensor.present() && optional) return;
-  if (tensor.rank != 4 || tensor.dtype != DType::kF32 || tensor.extent[0] != shape.batch ||
+  if (tensor.rank != 4 || !is_f32_or_half(tensor.dtype) || tensor.extent[0] != shape.batch ||
       tensor.extent[1] != tokens || tensor.extent[2] != heads || tensor.extent[3] != size) {
     refuse(spec,
-           fmt::format("{} must be a float32 array [{}, {}, {}, {}], not {} {}", what, shape.batch,
-                       tokens, heads, size, name_of(tensor.dtype), shape_string(tensor)));
+           fmt::format(
+               "{} must be a float32, bfloat16 or float16 array [{}, {}, {}, {}], not {} {}", what,
+               shape.batch, tokens, heads, size, name_of(tensor.dtype), shape_string(tensor)));
   }
   if (size > 1 && tensor.stride[3] != 1) {
     refuse(spec, fmt::format("the last axis of {} must be contiguous", what));

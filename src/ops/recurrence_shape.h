@@ -53,7 +53,8 @@ void check_positions(const RecurrenceSpec& spec, const RecurrenceShape& shape,
 // The way of a pass over the rows of sequence n, `length` of them.
 MapPath path_of(const StateView& initial, std::int64_t n, std::int64_t length, bool back_in_time,
                 const TokenValues& exponents = {});
-// A [B, tokens, heads, size] float32 array with unit last stride; absent is allowed if `optional`.
+// A [B, tokens, heads, size] array of float32 or 16-bit floats with unit last stride; absent is
+// allowed if `optional`.
 void check_rows(const RecurrenceSpec& spec, const ConstTensor& tensor, const char* what,
                 const RecurrenceShape& shape, std::int64_t tokens, std::int64_t heads,
                 std::int64_t size, bool optional);

@@ -11,6 +11,7 @@
 #include "src/base/context_impl.h"
 #include "src/ops/key_exponents.h"
 #include "src/ops/recurrence_pass.h"
+#include "src/ops/widened.h"
 
 namespace ouzel {
 namespace {
@@ -164,6 +165,12 @@ void recurrence_step(Context& context, const RecurrenceSpec& spec, const ConstTe
   if (!state.present()) refuse("a step needs a state to update");
   check_state(spec, shape, state, "the state");
   check_positions(spec, shape, state);
+  if (has_narrow(inputs, o)) {
+    Widened widened(context);
+    const RecurrenceInputs wide = widened.in(inputs);
+    recurrence_step(context, spec, wide.q, wide.k, wide.v, state, widened.out(o));
+    return widened.finish();
+  }
 
   const Step step{spec,
                   shape,

@@ -66,6 +66,9 @@ struct TensorInfo {
   std::string when;
   DType dtype = DType::kF32;
   std::string gradient_when = {};  // what must hold for an input to have its gradient
+  // It and its gradient may be bfloat16 or float16, each its own type. Other 16-bit tensors are
+  // converted around the call.
+  bool takes_half = false;
 
   bool is_state() const { return shape.starts_with("N "); }  // a row for each sequence
 };
@@ -88,9 +91,6 @@ struct OperatorInfo {
   // Sets the extents that follow from attributes or from others, once all inputs have been seen;
   // null: there are none.
   void (*set_extents)(OperatorCall& call) = nullptr;
-  // Inputs, the first output and gradients may be bfloat16 or float16, each its own type; states
-  // are float32. Elsewhere 16-bit tensors are converted around the call.
-  bool takes_half = false;
   // The letter F, from those of the inputs before it; null: K.
   std::int64_t (*features)(const Attributes& attributes, const Letters& letters) = nullptr;
 
@@ -147,6 +147,7 @@ struct ResultInfo {
   bool is_state = false;   // or the gradient of one: it has a row for each sequence
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
+  bool takes_half = false;  // its memory may be bfloat16 or float16 (see TensorInfo)
 };
 
 // Runs an operator. `tensors`: its inputs and, with `backward`, the gradients of its outputs (one

@@ -85,7 +85,7 @@ OperatorInfo row_of(const Law& law) {
                                {1, 1 << 20}});
   }
   info.run = run_matrix_law;
-  info.takes_half = true;
+  for (TensorInfo& input : info.inputs) input.takes_half = !input.is_state();
   // Useful operations a token and number of the state: a gradient of log decays costs 2 more.
   const double decays = law.decay == DecayKind::kNone ? 0 : 2;
   switch (law.erase) {

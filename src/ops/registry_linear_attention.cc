@@ -242,7 +242,6 @@ std::vector<OperatorInfo> linear_attention_rows() {
        run_linear_attention,
        {4, 10},
        nullptr,
-       false,
        features_of},
       {"based",
        {},

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ouzel/segments.h"
 #include "ouzel/tensor.h"
@@ -21,6 +22,25 @@ struct Rows {
   explicit operator bool() const { return first != nullptr; }
 };
 
+// Rows of any type of floats; Void is void or const void.
+template <class Void>
+struct AnyRows {
+  Void* first = nullptr;
+  std::int64_t stride = 0;  // numbers
+  DType dtype = DType::kF32;
+  operator AnyRows<const void>() const  // NOLINT: what may be written may be read
+    requires(!std::is_const_v<Void>)
+  {
+    return {first, stride, dtype};
+  }
+  AnyRows at(std::int64_t t) const { return from(t * stride); }
+  AnyRows from(std::int64_t column) const {
+    using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+    if (first == nullptr) return *this;
+    return {static_cast<Byte*>(first) + column * size_of(dtype), stride, dtype};
+  }
+};
+
 inline Rows<const float> rows_of(const ConstTensor& x, const Segment& s, std::int64_t head,
                                  bool backwards) {
   if (!x.present() || s.length == 0) return {};  // no token: no address either
@@ -31,6 +51,19 @@ inline Rows<const float> rows_of(const ConstTensor& x, const Segment& s, std::in
 inline Rows<float> rows_of(const Tensor& x, const Segment& s, std::int64_t head, bool backwards) {
   const Rows<const float> rows = rows_of(ConstTensor(x), s, head, backwards);
   return {const_cast<float*>(rows.first), rows.stride};
+}
+
+inline AnyRows<const void> any_rows_of(const ConstTensor& x, const Segment& s, std::int64_t head,
+                                       bool backwards) {
+  if (!x.present() || s.length == 0) return {};
+  const std::int64_t token = backwards ? s.begin + s.length - 1 : s.begin;
+  const AnyRows<const void> rows = {x.data, backwards ? -x.stride[1] : x.stride[1], x.dtype};
+  return rows.from(s.batch * x.stride[0] + token * x.stride[1] + head * x.stride[2]);
+}
+inline AnyRows<void> any_rows_of(const Tensor& x, const Segment& s, std::int64_t head,
+                                 bool backwards) {
+  const AnyRows<const void> rows = any_rows_of(ConstTensor(x), s, head, backwards);
+  return {const_cast<void*>(rows.first), rows.stride, rows.dtype};
 }
 
 // One number per token.
