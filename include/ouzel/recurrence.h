@@ -7,7 +7,7 @@
 // [N, HV, K, V] for N sequences. HV is a multiple of HK (value head j reads key head j / (HV /
 // HK)); HQ is a multiple of HV or divides it, by the same rule. Any strides with unit last stride.
 // Inputs and outputs of a call must not overlap, except that a final state may be its initial
-// state. Types: float32; the laws of laws.h take and give 16-bit floats too.
+// state. Types: float32, bfloat16 or float16, each tensor its own; states are float32.
 #pragma once
 
 #include <cstdint>
