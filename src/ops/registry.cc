@@ -275,11 +275,13 @@ std::optional<std::vector<std::int64_t>> Attributes::integers(const std::string&
 }
 
 bool Attributes::hold(const std::string& conditions) const {
+  if (conditions.empty()) return true;
   bool all = true;
   each_part(conditions, ' ', [&](std::string_view condition) {
     const std::size_t equals = condition.find('=');
     const bool negated = condition[equals - 1] == '!';
-    const std::string value = text(std::string(condition.substr(0, equals - (negated ? 1 : 0))));
+    const auto found = values_.find(std::string(condition.substr(0, equals - (negated ? 1 : 0))));
+    const std::string_view value = found == values_.end() ? "" : std::string_view(found->second);
     bool any = false;
     each_part(condition.substr(equals + 1), '|',
               [&](std::string_view wanted) { any = any || wanted == value; });
