@@ -129,7 +129,7 @@ void law_heads_scan(Context& context, const LawCall& call, const RecurrenceInput
   const HeadsTasks tasks(shape, shape.value_heads, shape.keys, shape.values, side_by_side, true,
                          context);
   ScratchCounter counter;
-  Buffers(counter, context, call, o, tasks.width(), tasks.most_heads());
+  const Buffers largest(counter, context, call, o, tasks.width(), tasks.most_heads());
   context.impl().reserve(counter.bytes());
   context.impl().run(tasks.count() + gap_tasks(shape), [&](std::int64_t task, Scratch& scratch) {
     if (task >= tasks.count()) return zero_gaps(shape, task - tasks.count(), o);

@@ -45,7 +45,7 @@ float Backward::final_grad_factor(std::int64_t n, std::int64_t state) const {
 
 MappedRows Backward::values_of(const Rows<const float>& v, std::int64_t t, std::int64_t tokens,
                                const float* first, BackwardBuffers& b) const {
-  if (!relative_) return {v.at(t), v.stride};
+  if (!relative_ || !v) return {v.at(t), v.stride};
   for (std::int64_t i = 0; i < tokens; ++i) {
     for (std::int64_t j = 0; j < shape_.values; ++j) b.values[i * b.value_pitch + j] = -first[j];
   }
