@@ -20,12 +20,14 @@ install(FILES ${PROJECT_BINARY_DIR}/ouzel.bash RENAME ouzel
         DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 
 set(OUZEL_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/ouzel)
+# Where find_package does not look: a build folder in PATH is no package.
+set(OUZEL_PACKAGE_FILES ${PROJECT_BINARY_DIR}/package_files)
 install(EXPORT ouzelTargets NAMESPACE ouzel:: DESTINATION ${OUZEL_PACKAGE_DIR})
-configure_package_config_file(cmake/ouzelConfig.cmake.in ${PROJECT_BINARY_DIR}/ouzelConfig.cmake
+configure_package_config_file(cmake/ouzelConfig.cmake.in ${OUZEL_PACKAGE_FILES}/ouzelConfig.cmake
                               INSTALL_DESTINATION ${OUZEL_PACKAGE_DIR})
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/ouzelConfigVersion.cmake
+write_basic_package_version_file(${OUZEL_PACKAGE_FILES}/ouzelConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/ouzelConfig.cmake ${PROJECT_BINARY_DIR}/ouzelConfigVersion.cmake
+install(FILES ${OUZEL_PACKAGE_FILES}/ouzelConfig.cmake ${OUZEL_PACKAGE_FILES}/ouzelConfigVersion.cmake
         DESTINATION ${OUZEL_PACKAGE_DIR})
 
 # Written at installation, when the prefix is known (`cmake --install --prefix` may change it).

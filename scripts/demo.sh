@@ -37,7 +37,7 @@ iterations=$(calculate "max(20, round($seconds / (($(date +%s.%N) - $start) / 20
 rm -rf "$out/timing"
 train+=(--iterations "$iterations" --out "$out/model")
 echo "twenty iterations were timed; to train the same model again:"
-echo "  ${train[*]}"
+echo "  ${train[*]} --overwrite"
 "${train[@]}"
 
 say 'Bits per byte of the books that it has not seen'

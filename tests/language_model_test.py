@@ -388,8 +388,18 @@ class Overwriting(ModelTest):
         for path, content in read.items():
             self.assertEqual(path.read_bytes(), content, path)
         both = self.folder / "both"
-        self.assert_fails(run("eval", "-m", model, "--data", text, "--losses-out", both,
-                              "--logits-out", both), 2, "two names")
+        for other in (both, self.folder / "." / "x" / ".." / "both", f"{self.folder}/./both"):
+            self.assert_fails(run("eval", "-m", model, "--data", text, "--losses-out", both,
+                                  "--logits-out", other), 2, "two names")
+
+    def test_an_empty_name_is_no_file(self):
+        for call in (["generate", "-m", self.model, "-p", "a", "--state-in", ""],
+                     ["generate", "-m", self.model, "-p", "a", "--state-out", ""],
+                     ["generate", "-m", "", "-p", "a"],
+                     ["eval", "-m", self.model, "--data", self.model / "config.json", "--losses-out", ""],
+                     ["train", "--data", self.model / "config.json", "--out", ""],
+                     ["attend", ""]):
+            self.assert_fails(run(*call), 2, "empty name")
 
     def test_a_state_may_replace_the_one_it_goes_on_from(self):
         state, model = self.folder / "state", ["generate", "-m", self.model, "-q"]

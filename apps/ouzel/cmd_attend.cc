@@ -384,8 +384,10 @@ int run(const Options& options) {
         compare(file, in_float32(context, std::move(results)), bounds_of(inputs, context.isa()));
     if (comparisons.empty()) {
       throw Error(ErrorKind::kInvalidArgument,
-                  fmt::format("{} holds no expected tensor to compare with: none is named {}",
-                              options.input, joined(result_names(info))));
+                  fmt::format("{} holds no expected tensor of floats to compare with: none is "
+                              "named {}{}",
+                              options.input, joined(result_names(info)),
+                              options.backward ? "" : " (gradients need --backward)"));
     }
     for (const Comparison& c : comparisons) {
       within = within && c.within();

@@ -47,7 +47,8 @@ int run(const Options& options) {
   read.push_back(options.data);
   refuse_to_overwrite("--losses-out", options.losses_out, read);
   refuse_to_overwrite("--logits-out", options.logits_out, read);
-  if (!options.losses_out.empty() && options.losses_out == options.logits_out) {
+  if (!options.losses_out.empty() && !options.logits_out.empty() &&
+      is_same_file(options.losses_out, options.logits_out)) {
     throw UsageError("--losses-out and --logits-out are two files: give them two names");
   }
   ByteSource source(options.data);

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "ouzel/error.h"
+
 namespace ouzel::app {
 namespace {
 
@@ -58,7 +60,12 @@ std::vector<Comparison> compare(const SafetensorsReader& file,
   double largest[2] = {0, 0};  // of outputs, of gradients
   for (const NamedArray& result : results) {
     const NamedTensor* truth = file.find(result.name);
-    if (truth == nullptr || !truth->is_float()) continue;
+    if (truth == nullptr) continue;
+    if (!truth->is_float()) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  fmt::format("the expected tensor {} is {}; floats were expected", result.name,
+                              truth->type));
+    }
     Pair pair = {&result, truth->shape,
                  std::vector<double>(static_cast<std::size_t>(truth->size()))};
     file.read_f64(*truth, pair.truth.data());

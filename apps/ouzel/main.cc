@@ -44,6 +44,21 @@ void check_extras(const Verb& verb, const CLI::App& parser) {
                                did_you_mean(dashed, flag_names(parser)), verb.name));
 }
 
+// An unset variable of a shell script is no file, nor is it a flag that was left out.
+void check_file_names(const Verb& verb, const CLI::App& parser) {
+  for (const CLI::Option* option : parser.get_options()) {
+    const std::string kind = option->get_type_name();
+    if (kind != "FILE" && kind != "DIR") continue;
+    for (const std::string& value : option->results()) {
+      if (!value.empty()) continue;
+      throw UsageError(
+          fmt::format("{} has an empty name: name a {} or leave the flag out (see "
+                      "'ouzel {} --help')",
+                      option->get_name(), kind == "DIR" ? "folder" : "file", verb.name));
+    }
+  }
+}
+
 int run_verb(const Verb& verb, std::vector<std::string> arguments) {
   const ParsedVerb parsed = make_parser(verb);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
@@ -57,6 +72,7 @@ int run_verb(const Verb& verb, std::vector<std::string> arguments) {
     throw UsageError(fmt::format("{} (see 'ouzel {} --help')", printable(e.what()), verb.name));
   }
   check_extras(verb, *parsed.parser);
+  check_file_names(verb, *parsed.parser);
   return parsed.action();
 }
 

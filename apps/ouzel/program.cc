@@ -140,6 +140,13 @@ std::uint64_t peak_memory() {
   return 0;
 }
 
+bool is_same_file(const std::string& a, const std::string& b) {
+  std::error_code error;
+  if (fs::equivalent(a, b, error)) return !fs::is_character_file(a, error);
+  return fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error) &&
+         !fs::is_character_file(a, error);
+}
+
 void refuse_to_overwrite(std::string_view flag, const std::string& path,
                          const std::vector<std::string>& read) {
   for (const std::string& input : read) {

@@ -89,6 +89,9 @@ void as_usage(Call&& call) {
   }
 }
 
+// Whether two names are of one file, which need not be there yet; devices take both.
+bool is_same_file(const std::string& a, const std::string& b);
+
 // Throws UsageError if `path`, which `flag` says to write, is one of the files that the call reads
 // (by any name or link; devices and pipes may be both), or "" or absent.
 void refuse_to_overwrite(std::string_view flag, const std::string& path,

@@ -74,6 +74,11 @@ GivenArray::GivenArray(nb::handle object, std::string_view call, std::string_vie
     refuse(what() + " requires a gradient, which this function would lose: call the one of " +
            "ouzel.torch, or pass the tensor's detach()");
   }
+  if (framework_of(object) == Framework::kTorch && nb::hasattr(object, "is_neg") &&
+      nb::cast<bool>(object.attr("is_neg")())) {
+    refuse(what() + " is a view whose sign PyTorch has yet to turn (as of conj().imag): pass its " +
+           "resolve_neg()");
+  }
   if (!nb::try_cast(source, array_)) {
     const bool bfloat16 = is_numpy_bfloat16(source);
     if (bfloat16) source = source.attr("view")("uint16");

@@ -118,14 +118,20 @@ Tokens tokens_of(nb::handle given) {
   return tokens;
 }
 
-std::vector<PyState*> states_of(nb::handle given, const Tokens& tokens) {
-  std::vector<PyState*> states;
+// Held for the call: nobody else may have a reference to what an iterator gave.
+std::vector<nb::object> states_of(nb::handle given, const Tokens& tokens) {
+  std::vector<nb::object> states;
   const auto append = [&](nb::handle state) {
     if (!nb::isinstance<PyState>(state)) {
       throw nb::type_error(
           "forward: state must be an ouzel.State, for tokens [B, T] a sequence of B");
     }
-    states.push_back(nb::inst_ptr<PyState>(state));
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      if (!states[i].is(state)) continue;
+      refuse("forward: sequences " + std::to_string(i) + " and " + std::to_string(states.size()) +
+             " were given the same state: give each its own");
+    }
+    states.push_back(nb::borrow(state));
   };
   if (given.is_none()) return states;
   if (!tokens.batched) {
@@ -139,10 +145,11 @@ std::vector<PyState*> states_of(nb::handle given, const Tokens& tokens) {
 nb::object forward(const Model& model, nb::handle token_ids, nb::handle state, bool every_token,
                    PyContext* context) {
   const Tokens tokens = tokens_of(token_ids);
-  const std::vector<PyState*> given = states_of(state, tokens);
+  const std::vector<nb::object> given = states_of(state, tokens);
   std::vector<std::unique_ptr<InUse>> use;
   std::vector<State*> states;
-  for (PyState* one : given) {
+  for (const nb::object& object : given) {
+    auto* one = nb::inst_ptr<PyState>(object);
     use.push_back(std::make_unique<InUse>(one->busy, "state"));
     states.push_back(&one->state);
   }

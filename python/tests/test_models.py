@@ -73,6 +73,26 @@ def test_forward_continues_states(model):
     assert model.forward(rows, every_token=True).shape == (2, 6, 256)
 
 
+def test_states_of_an_iterator_live_through_the_call(model):
+    ids = np.array([[104, 105, 106], [1, 2, 3], [7, 8, 9]], np.int32)
+    others = []
+
+    def states():
+        for _ in ids:
+            state = model.new_state()
+            yield state
+            del state
+            others.extend(model.new_state() for _ in range(3))  # into memory that was freed, if any was
+
+    expected = model.forward(ids)
+    assert np.array_equal(model.forward(ids, state=states()), expected)
+    assert all(state.position == 0 for state in others)
+    state = model.new_state()
+    with pytest.raises(ouzel.InvalidArgumentError, match="sequences 0 and 2 were given the same state"):
+        model.forward(ids, state=[state, model.new_state(), state])
+    assert state.position == 0
+
+
 def test_forward_refuses(model):
     for tokens, error in (
         ([256], ouzel.InvalidArgumentError), ([-1], ouzel.InvalidArgumentError),

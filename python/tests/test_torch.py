@@ -62,6 +62,10 @@ def test_golden_files(path):
 
 def test_functions_without_gradients_take_no_tensor_that_needs_one():
     q, k, v = (sample((1, 3, 1, 4)) for _ in range(3))
+    turned = torch.view_as_complex(torch.randn(1, 3, 1, 4, 2)).conj().imag
+    assert turned.is_neg()
+    with pytest.raises(ouzel.InvalidArgumentError, match="retention: k is a view whose sign.*resolve_neg"):
+        ouzel.retention(turned.resolve_neg().contiguous(), turned, turned)
     with pytest.raises(ouzel.InvalidArgumentError, match="retention: k requires a gradient.*torch"):
         ouzel.retention(q, k.requires_grad_(), v)
     ouzel.retention(q, k.detach(), v)
