@@ -397,8 +397,7 @@ class Overwriting(ModelTest):
                      ["generate", "-m", self.model, "-p", "a", "--state-out", ""],
                      ["generate", "-m", "", "-p", "a"],
                      ["eval", "-m", self.model, "--data", self.model / "config.json", "--losses-out", ""],
-                     ["train", "--data", self.model / "config.json", "--out", ""],
-                     ["attend", ""]):
+                     ["train", "--data", self.model / "config.json", "--out", ""]):
             self.assert_fails(run(*call), 2, "empty name")
 
     def test_a_state_may_replace_the_one_it_goes_on_from(self):
