@@ -177,10 +177,13 @@ class OUZEL_EXPORT Model {
   // Random weights: N(0, initializer_range) matrices, norms 1, biases 0, from `seed` alone.
   Model(Context& context, const ModelConfig& config, std::uint64_t seed);
   // Reads FOLDER/config.json and FOLDER/model.safetensors (or the files that
-  // model.safetensors.index.json names), F32, F16 or BF16. Throws Error(kBadFile) with every tensor
-  // that is missing, unused or misshapen in one sentence.
+  // model.safetensors.index.json names), F32, F16 or BF16. Throws Error(kIo) when a file is
+  // missing, Error(kBadFile) with every tensor that is missing, unused or misshapen in one
+  // sentence.
   static Model load(Context& context, const std::string& folder);
-  // Writes both files, float32, atomically each.
+  // Writes both files, float32. Ended at any moment, it leaves the model that was there, this one,
+  // or weights alone, which `load` refuses: never the weights of one beside the configuration of
+  // the other.
   void save(const std::string& folder) const;
 
   const ModelConfig& config() const;

@@ -116,11 +116,21 @@ void AtomicFile::write(const void* data, std::size_t bytes) {
   }
 }
 
-void AtomicFile::commit() {
-  const bool direct = temporary_.empty();
-  if (!direct && ::fsync(fd_) != 0) fail("write", path_, errno);
+void AtomicFile::finish() {
+  if (fd_ < 0) return;
+  if (!temporary_.empty() && ::fsync(fd_) != 0) fail("write", path_, errno);
   if (::close(std::exchange(fd_, -1)) != 0) fail("write", path_, errno);
-  if (direct) return;
+}
+
+void AtomicFile::remove_old() {
+  if (temporary_.empty()) return;
+  if (::unlink(path_.c_str()) != 0 && errno != ENOENT) fail("replace", path_, errno);
+  sync_folder_of(path_);
+}
+
+void AtomicFile::commit() {
+  finish();
+  if (temporary_.empty()) return;
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("write", path_, errno);
   temporary_.clear();
   sync_folder_of(path_);

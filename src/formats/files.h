@@ -25,7 +25,15 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
   void write(const void* data, std::size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
+  // Brings all that was written to the disk: commit, which calls it, then has only names to change.
+  void finish();
+  // Removes the file that commit would replace, for good: to be called between files of which a
+  // reader must never see one old and one new.
+  void remove_old();
   void commit();
+
+  // As errors name it.
+  const std::string& path() const { return path_; }
 
  private:
   std::string path_, temporary_;  // no temporary: written directly

@@ -337,8 +337,9 @@ void check_writable(const TensorToWrite& entry, const std::string& path) {
 
 }  // namespace
 
-void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
+void write_safetensors(AtomicFile& file, const std::vector<TensorToWrite>& tensors,
                        const std::map<std::string, std::string>& metadata) {
+  const std::string& path = file.path();
   std::vector<const TensorToWrite*> order;
   std::set<std::string_view> names;
   for (const TensorToWrite& entry : tensors) {
@@ -387,12 +388,17 @@ void write_safetensors(const std::string& path, const std::vector<TensorToWrite>
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
     length[i] = static_cast<unsigned char>(static_cast<std::uint64_t>(text.size()) >> 8 * i & 0xff);
   }
-  AtomicFile file(path);
   file.write(length, sizeof(length));
   file.write(text);
   for (const TensorToWrite* entry : order) {
     file.write(entry->tensor.data, static_cast<std::size_t>(bytes_of(*entry)));
   }
+}
+
+void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  AtomicFile file(path);
+  write_safetensors(file, tensors, metadata);
   file.commit();
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "ouzel/tensor.h"
+#include "src/formats/files.h"
 
 namespace ouzel {
 
@@ -73,6 +74,9 @@ struct TensorToWrite {
 // was there before. Tensors stand in the given order, wider types first, so that all data are
 // aligned.
 void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
+                       const std::map<std::string, std::string>& metadata);
+// The same into a file that the caller commits.
+void write_safetensors(AtomicFile& file, const std::vector<TensorToWrite>& tensors,
                        const std::map<std::string, std::string>& metadata);
 
 }  // namespace ouzel

@@ -15,8 +15,46 @@ namespace ouzel {
 namespace {
 
 constexpr std::uint64_t kMostJson = std::uint64_t{64} << 20;
+constexpr const char* kConfig = "config.json";
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
+
+// What may not be looked at (no permission) counts as there: opening it says so.
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::status(path, error).type() != std::filesystem::file_type::not_found;
+}
+
+// Says what is not there, and what to do, before a file is looked for in vain.
+void check_folder(const std::string& folder) {
+  const auto has = [&](const char* name) { return is_there(folder + "/" + name); };
+  const auto fail = [&](const std::string& why) {
+    throw Error(ErrorKind::kIo, fmt::format("{}: {}", folder, why));
+  };
+  if (!is_there(folder)) {
+    fail(
+        "there is no such folder; a model is a folder on this machine with config.json and "
+        "model.safetensors (names on a hub are not looked up: download the model first)");
+  }
+  std::error_code error;
+  if (std::filesystem::exists(folder, error) && !std::filesystem::is_directory(folder, error)) {
+    fail("no folder; name the one that holds a model's config.json and model.safetensors");
+  }
+  if (!has(kConfig)) {
+    fail(holds_model(folder)
+             ? "weights without their config.json: they were not copied together, or a save into "
+               "this folder was interrupted; copy it, save the model again, or resume its training"
+             : "no model: config.json and model.safetensors are missing; name the folder that "
+               "holds them");
+  }
+  if (!holds_model(folder)) {
+    fail(fmt::format("config.json without weights: {}",
+                     has("pytorch_model.bin") || has("pytorch_model.bin.index.json")
+                         ? "those of pytorch_model.bin are not read; save them as safetensors"
+                         : "model.safetensors is missing; were all files copied or downloaded, "
+                           "and the model saved to its end?"));
+  }
+}
 
 // The files that hold a model's tensors: one, or those that an index names.
 std::vector<SafetensorsReader> open_files(const std::string& folder) {
@@ -58,8 +96,13 @@ bool is_real(std::optional<DType> dtype) {
 
 }  // namespace
 
+bool holds_model(const std::string& folder) {
+  return is_there(folder + "/" + kWeights) || is_there(folder + "/" + kIndex);
+}
+
 std::unique_ptr<Network> load_network(const std::string& folder) {
-  const std::string config = folder + "/config.json";
+  check_folder(folder);
+  const std::string config = folder + "/" + kConfig;
   auto network =
       std::make_unique<Network>(ModelConfig::from_json(read_file(config, kMostJson), config));
 
@@ -120,9 +163,25 @@ std::vector<TensorToWrite> tensors_of(const ParameterTable& table, const float* 
 
 void save_network(const Network& network, const std::string& folder) {
   make_folder(folder);
-  write_safetensors(folder + "/" + kWeights, tensors_of(network.table(), network.weights()),
+  const std::string config = network.config().to_json(), config_path = folder + "/" + kConfig;
+  AtomicFile weights_file(folder + "/" + kWeights), config_file(config_path);
+  write_safetensors(weights_file, tensors_of(network.table(), network.weights()),
                     {{"format", "pt"}});
-  write_file(folder + "/config.json", network.config().to_json());
+  config_file.write(config);
+  weights_file.finish();
+  config_file.finish();
+  // Whenever this ends, new weights must not stand beside a configuration of others: it would fit
+  // them unseen. A folder without one is refused by all that load models.
+  std::error_code error;
+  const bool same = std::filesystem::file_size(config_path, error) == config.size() && !error &&
+                    read_file(config_path) == config;
+  if (!holds_model(folder)) {
+    config_file.commit();
+  } else if (!same) {
+    config_file.remove_old();
+  }
+  weights_file.commit();
+  config_file.commit();
 }
 
 }  // namespace ouzel

@@ -10,6 +10,8 @@
 
 namespace ouzel {
 
+// Whether weights are in a folder: those that load_network reads.
+bool holds_model(const std::string& folder);
 // See Model::load; the weights are not packed yet.
 std::unique_ptr<Network> load_network(const std::string& folder);
 // See Model::save.

@@ -131,7 +131,7 @@ void refuse_unfinished(const std::string& path) {
 }
 
 void refuse_model(const std::string& folder) {
-  if (!std::filesystem::exists(folder + "/model.safetensors")) return;
+  if (!holds_model(folder)) return;
   throw Error(ErrorKind::kInvalidArgument,
               fmt::format("{} holds a trained model: choose another folder, or overwrite it "
                           "(--overwrite)",
