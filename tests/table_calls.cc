@@ -109,7 +109,11 @@ Letters table_sizes(const TableCase& c, Int tokens, Int keys, Int values) {
   s["OD"] = s["HQ"] * s["V"];
   s["BD"] = s["HV"];
   s["TP"] = s["W"] - 1;
-  s["F"] = info.features != nullptr ? info.features(attributes, s) : s["K"];
+  const auto known = [&](std::string_view letter) -> std::optional<Int> {
+    const auto found = s.find(std::string(letter));
+    return found == s.end() ? std::nullopt : std::optional(found->second);
+  };
+  s["F"] = info.features != nullptr ? info.features(attributes, known) : s["K"];
   return s;
 }
 

@@ -25,6 +25,9 @@ const OperatorInfo& info_of(const TableCase& c);
 // not.
 std::vector<TableCase> table_cases();
 
+// Extents by letter.
+using Letters = std::map<std::string, std::int64_t>;
+
 // Extents by letter that suit every case: two batch rows, heads in groups.
 Letters table_sizes(const TableCase& c, std::int64_t tokens, std::int64_t keys = 6,
                     std::int64_t values = 5);

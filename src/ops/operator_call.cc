@@ -82,7 +82,12 @@ OperatorCall::OperatorCall(const OperatorInfo& info, const Attributes& attribute
   } else if (const auto cu_seqlens = attributes.integers("cu_seqlens")) {
     segments_ = Segments::packed(*cu_seqlens);
   }
-  const auto given = [&](const std::string& name) { return get(tensors, name); };
+  const auto given = [&](const std::string& name) {
+    const auto found = tensors.find(name);
+    return found == tensors.end() ? ConstTensor() : found->second;
+  };
+  extents_.reserve(12);
+  in_.reserve(tensors.size() + 1);
   for (const TensorInfo& input : info.inputs) {
     const ConstTensor tensor = given(input.name);
     if (tensor.present()) {
@@ -111,15 +116,38 @@ OperatorCall::OperatorCall(const OperatorInfo& info, const Attributes& attribute
   }
   if (in(first.gradient).present()) return;
   no_gradient_ = Array(shape_of(first), first.dtype);
-  in_[first.gradient] = {no_gradient_.tensor, first.dtype};
+  in_.push_back({first.gradient, no_gradient_.tensor, first.dtype});
+}
+
+ConstTensor OperatorCall::in(std::string_view name) const {
+  const auto found = std::ranges::find(in_, name, &Taken::name);
+  return found == in_.end() ? ConstTensor() : found->tensor;
+}
+
+Tensor OperatorCall::out(std::string_view name) const {
+  const auto found = std::ranges::find(out_, name, &Placed::name);
+  return found == out_.end() ? Tensor() : found->memory;
+}
+
+const OperatorCall::Extent* OperatorCall::find_extent(std::string_view letter) const {
+  const auto found = std::ranges::find(extents_, letter, &Extent::letter);
+  return found == extents_.end() ? nullptr : &*found;
+}
+
+std::optional<std::int64_t> OperatorCall::known_extent(std::string_view letter) const {
+  const Extent* known = find_extent(letter);
+  return known == nullptr ? std::nullopt : std::optional(known->value);
 }
 
 void OperatorCall::set_extent(const std::string& letter, std::int64_t value,
                               const std::string& from) {
-  const auto [known, is_new] = extents_.try_emplace(letter, Extent{value, from});
-  if (is_new || known->second.value == value) return;
-  refuse(fmt::format("{}: {} has {} = {}; {} makes it {}", info_.name, known->second.from, letter,
-                     known->second.value, from, value));
+  const Extent* known = find_extent(letter);
+  if (known == nullptr) {
+    extents_.push_back({letter, value, from});
+  } else if (known->value != value) {
+    refuse(fmt::format("{}: {} has {} = {}; {} makes it {}", info_.name, known->from, letter,
+                       known->value, from, value));
+  }
 }
 
 // Packed sequences cover one row of the batch: what they left out would be zeros in silence.
@@ -159,29 +187,29 @@ void OperatorCall::check_name(const std::string& name) const {
 
 std::optional<std::int64_t> OperatorCall::resolve(std::string_view letter) {
   if (letter.front() <= '9') return parsed<std::int64_t>(letter);
-  if (const auto found = extents_.find(letter); found != extents_.end()) return found->second.value;
-  const auto known = [&](std::string_view other) { return extents_.contains(other); };
+  if (const Extent* known = find_extent(letter); known != nullptr) return known->value;
   Extent extent;
   if (letter == "N" && segments_) {
-    extent = {segments_->count(), "cu_seqlens"};
-  } else if (letter == "N" && known("B")) {
-    extent = extents_["B"];
-  } else if (letter == "F" && known("K")) {
-    extent = extents_["K"];
+    extent = {"N", segments_->count(), "cu_seqlens"};
+  } else if (const Extent* batch = find_extent("B"); letter == "N" && batch != nullptr) {
+    extent = *batch;
+  } else if (const Extent* keys = find_extent("K"); letter == "F" && keys != nullptr) {
+    extent = *keys;
     if (info_.features != nullptr) {
-      Letters seen;
-      for (const auto& [name, other] : extents_) seen[name] = other.value;
-      extent = {info_.features(attributes_, seen), "the feature map"};
+      const auto known = [this](std::string_view other) { return known_extent(other); };
+      extent = {"F", info_.features(attributes_, known), "the feature map"};
     }
-  } else if (letter == "R" && known("M")) {
-    extent = {2 * extents_["M"].value, extents_["M"].from};
-  } else if (letter == "HO" && known("HQ") && known("HV")) {
-    const Extent &q = extents_["HQ"], &v = extents_["HV"];
-    extent = q.value > v.value ? q : v;
+  } else if (const Extent* rows = find_extent("M"); letter == "R" && rows != nullptr) {
+    extent = {"R", 2 * rows->value, rows->from};
+  } else if (const Extent* q = find_extent("HQ"), *v = find_extent("HV");
+             letter == "HO" && q != nullptr && v != nullptr) {
+    extent = q->value > v->value ? *q : *v;
   } else {
     return std::nullopt;
   }
-  return extents_.emplace(letter, std::move(extent)).first->second.value;
+  extent.letter = letter;
+  extents_.push_back(std::move(extent));
+  return extents_.back().value;
 }
 
 // Whether the tensor has these letters, which are then known.
@@ -204,7 +232,7 @@ bool OperatorCall::fits(std::string_view letters, const ConstTensor& tensor,
   });
   if (!fit || axes != static_cast<std::size_t>(tensor.rank)) return false;
   for (std::size_t i = 0; i < count; ++i) {
-    extents_.insert_or_assign(std::string(fixed[i].first), Extent{fixed[i].second, name});
+    extents_.push_back({std::string(fixed[i].first), fixed[i].second, name});
   }
   return true;
 }
@@ -220,10 +248,11 @@ std::string OperatorCall::expected(const TensorInfo& info) {
     shapes.push_back("[" + joined(letters) + "]");
     for (const std::string& letter : letters) {
       const auto value = resolve(letter);
-      if (!value || !extents_.contains(letter)) continue;
+      const Extent* known_letter = find_extent(letter);
+      if (!value || known_letter == nullptr) continue;
       if (std::count(seen.begin(), seen.end(), letter) != 0) continue;
       seen.push_back(letter);
-      const std::string& from = extents_[letter].from;
+      const std::string& from = known_letter->from;
       auto row = std::find_if(known.begin(), known.end(),
                               [&](const auto& entry) { return entry.first == from; });
       if (row == known.end()) row = known.insert(known.end(), {from, {}});
@@ -251,7 +280,7 @@ void OperatorCall::take(const TensorInfo& info, const std::string& name,
                          *n, kMaxSequences));
     }
     const bool half = info.takes_half && is_half(tensor.dtype);
-    in_[name] = {tensor, half ? tensor.dtype : info.dtype};
+    in_.push_back({name, tensor, half ? tensor.dtype : info.dtype});
     return;
   }
   refuse(fmt::format("{}: {} has shape {}; expected {}", info_.name, name, shape_string(tensor),
@@ -370,9 +399,10 @@ void OperatorCall::put(const std::string& name, const Tensor& memory) {
   }
   check_apart(memory, name);
   outputs_wanted_ = outputs_wanted_ || !wanted.is_gradient;
-  if (!out_.emplace(name, memory).second) {
+  if (out(name).present()) {
     refuse(fmt::format("{}: memory for {} is given twice", info_.name, name));
   }
+  out_.push_back({wanted.name, memory});
 }
 
 std::vector<std::pair<const TensorInfo*, const TensorInfo*>> OperatorCall::states() const {
@@ -408,10 +438,9 @@ void OperatorCall::update_states() {
 }
 
 bool OperatorCall::steps() const {
-  const auto tokens = extents_.find("T");
-  if (backward_ || segments_ || tokens == extents_.end() || tokens->second.value != 1) return false;
+  if (backward_ || segments_ || known_extent("T") != 1) return false;
   if (attributes_.flag("reverse")) return false;
-  if (const std::string form = attributes_.text("form"); !form.empty() && form != "auto") {
+  if (const std::string& form = attributes_.text("form"); !form.empty() && form != "auto") {
     return false;
   }
   const auto pairs = states();
@@ -436,7 +465,7 @@ void OperatorCall::run(Context& context) {
   });
   if (!has_work) return;
   std::vector<Array> converted;
-  for (auto& [name, taken] : in_) {
+  for (Taken& taken : in_) {
     if (is_plain(taken.tensor, taken.dtype)) continue;
     converted.push_back(Array::unset(shape_vector(taken.tensor), taken.dtype));
     copy_tensor(context, taken.tensor, converted.back().tensor);
@@ -455,8 +484,9 @@ void OperatorCall::run(Context& context) {
     }
     converted.push_back(Array::unset(result.shape));
     if (result.is_weight) clear_rows(context, converted.back().tensor);
-    out_[result.name] = converted.back().tensor;
-    if (wanted.present()) back.emplace_back(out_[result.name], wanted);
+    std::erase_if(out_, [&](const Placed& placed) { return placed.name == result.name; });
+    out_.push_back({result.name, converted.back().tensor});
+    if (wanted.present()) back.emplace_back(converted.back().tensor, wanted);
   }
   info_.run(*this);
   for (const auto& [from, to] : back) copy_tensor(context, from, to);

@@ -69,35 +69,38 @@ class OperatorCall {
   // unit last stride; absent where the call has none: an optional input that was not given, the
   // gradient of such an input or of a forward call, an output that the attributes rule out, a
   // result that is not wanted (the first output always is).
-  ConstTensor in(const std::string& name) const { return get(in_, name).tensor; }
-  Tensor out(const std::string& name) const { return get(out_, name); }
+  ConstTensor in(std::string_view name) const;
+  Tensor out(std::string_view name) const;
   // The value of a letter of the table, after all inputs have been seen.
-  std::int64_t extent(const std::string& letter) const { return extents_.at(letter).value; }
+  std::int64_t extent(std::string_view letter) const { return known_extent(letter).value(); }
+  // None: no tensor that has been seen has it.
+  std::optional<std::int64_t> known_extent(std::string_view letter) const;
   // Of OperatorInfo::set_extents. Throws Error(kInvalidArgument) if a tensor has another; `from`:
   // what says so.
   void set_extent(const std::string& letter, std::int64_t value, const std::string& from);
 
  private:
   struct Taken {
+    std::string_view name;  // of the table
     ConstTensor tensor;
     DType dtype = DType::kF32;  // as the row takes it
   };
   struct Extent {
+    std::string letter;
     std::int64_t value = 0;
     std::string from;  // the tensor that fixed it
   };
-
-  template <class T>
-  static T get(const std::map<std::string, T>& map, const std::string& name) {
-    const auto found = map.find(name);
-    return found == map.end() ? T() : found->second;
-  }
+  struct Placed {
+    std::string_view name;  // of results_
+    Tensor memory;
+  };
 
   void check_names(const std::map<std::string, ConstTensor>& tensors) const;
   void check_name(const std::string& name) const;
   void check_packing();
   void take(const TensorInfo& info, const std::string& name, const ConstTensor& tensor);
   std::optional<std::int64_t> resolve(std::string_view letter);
+  const Extent* find_extent(std::string_view letter) const;
   bool fits(std::string_view letters, const ConstTensor& tensor, const std::string& name);
   std::string expected(const TensorInfo& info);
   std::vector<std::int64_t> shape_of(const TensorInfo& info);
@@ -114,11 +117,12 @@ class OperatorCall {
   bool outputs_wanted_ = false;
   Buffer* saved_ = nullptr;
   std::optional<Segments> segments_;
-  std::map<std::string, Extent, std::less<>> extents_;
-  std::map<std::string, Taken> in_;  // inputs and gradients from above
+  // A few each, looked up by name: calls of one token spend most of their time here.
+  std::vector<Extent> extents_;
+  std::vector<Taken> in_;  // inputs and gradients from above
   std::vector<ResultInfo> results_;
-  Array no_gradient_;                  // zeros for the first output where only others have one
-  std::map<std::string, Tensor> out_;  // outputs and gradients of inputs
+  Array no_gradient_;        // zeros for the first output where only others have one
+  std::vector<Placed> out_;  // outputs and gradients of inputs
 };
 
 }  // namespace ouzel

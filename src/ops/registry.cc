@@ -231,10 +231,8 @@ const OperatorInfo& find_operator(const std::string& name) {
                      did_you_mean(name, all), nearest(name, all) ? "" : ".", joined(names)));
 }
 
-Attributes::Attributes(const OperatorInfo& info, const std::map<std::string, std::string>& given) {
-  for (const AttributeInfo& attribute : info.attributes) {
-    if (!attribute.fallback.empty()) values_[attribute.name] = attribute.fallback;
-  }
+Attributes::Attributes(const OperatorInfo& info, const std::map<std::string, std::string>& given)
+    : info_(info) {
   for (const auto& [name, text] : given) {
     const AttributeInfo* attribute = info.find_attribute(name);
     if (attribute == nullptr) {
@@ -254,34 +252,40 @@ Attributes::Attributes(const OperatorInfo& info, const std::map<std::string, std
       refuse(fmt::format("{}: {} '{}' is not {}{}", info.name, name, printable(text, 60),
                          attribute->domain(), near.empty() ? remedy : near));
     }
-    values_[name] = *checked;
+    given_[name] = *checked;
   }
 }
 
-std::string Attributes::text(const std::string& name) const {
-  const auto found = values_.find(name);
-  return found == values_.end() ? "" : found->second;
+const std::string& Attributes::text(std::string_view name) const {
+  static const std::string none;
+  if (const auto found = given_.find(name); found != given_.end()) return found->second;
+  const AttributeInfo* attribute = info_.find_attribute(name);
+  return attribute == nullptr ? none : attribute->fallback;
 }
-bool Attributes::flag(const std::string& name) const { return text(name) == "true"; }
-std::optional<std::int64_t> Attributes::integer(const std::string& name) const {
+std::map<std::string, std::string> Attributes::values() const {
+  std::map<std::string, std::string> all(given_.begin(), given_.end());
+  for (const AttributeInfo& attribute : info_.attributes) {
+    if (!attribute.fallback.empty()) all.emplace(attribute.name, attribute.fallback);
+  }
+  return all;
+}
+std::optional<std::int64_t> Attributes::integer(std::string_view name) const {
   return parsed<std::int64_t>(text(name));
 }
-std::optional<double> Attributes::number(const std::string& name) const {
+std::optional<double> Attributes::number(std::string_view name) const {
   return parsed<double>(text(name));
 }
-std::optional<std::vector<std::int64_t>> Attributes::integers(const std::string& name) const {
-  const auto found = values_.find(name);
-  return found == values_.end() ? std::nullopt : parsed_list(found->second);
+std::optional<std::vector<std::int64_t>> Attributes::integers(std::string_view name) const {
+  const std::string& list = text(name);
+  return list.empty() ? std::nullopt : parsed_list(list);
 }
 
-bool Attributes::hold(const std::string& conditions) const {
-  if (conditions.empty()) return true;
+bool Attributes::hold(std::string_view conditions) const {
   bool all = true;
   each_part(conditions, ' ', [&](std::string_view condition) {
     const std::size_t equals = condition.find('=');
     const bool negated = condition[equals - 1] == '!';
-    const auto found = values_.find(std::string(condition.substr(0, equals - (negated ? 1 : 0))));
-    const std::string_view value = found == values_.end() ? "" : std::string_view(found->second);
+    const std::string_view value = text(condition.substr(0, equals - (negated ? 1 : 0)));
     bool any = false;
     each_part(condition.substr(equals + 1), '|',
               [&](std::string_view wanted) { any = any || wanted == value; });

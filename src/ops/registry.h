@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -24,8 +25,8 @@ namespace ouzel {
 class Attributes;
 class OperatorCall;  // src/ops/operator_call.h
 
-// Extents by letter.
-using Letters = std::map<std::string, std::int64_t>;
+// The value of a letter of shapes; none: no tensor before has it.
+using KnownExtent = std::function<std::optional<std::int64_t>(std::string_view letter)>;
 
 // What a letter of shapes means; empty for one that no shape has.
 std::string meaning_of_letter(std::string_view letter);
@@ -92,7 +93,7 @@ struct OperatorInfo {
   // null: there are none.
   void (*set_extents)(OperatorCall& call) = nullptr;
   // The letter F, from those of the inputs before it; null: K.
-  std::int64_t (*features)(const Attributes& attributes, const Letters& letters) = nullptr;
+  std::int64_t (*features)(const Attributes& attributes, const KnownExtent& known) = nullptr;
 
   const AttributeInfo* find_attribute(std::string_view attribute) const;  // null: it has none such
   std::vector<std::string> attribute_names() const;
@@ -106,20 +107,22 @@ const OperatorInfo& find_operator(const std::string& name);
 // The attributes of one call, checked against the table, with its defaults filled in.
 class Attributes {
  public:
-  // Throws Error(kInvalidArgument) for a name that the operator does not have or a value that is
-  // not of the attribute's kind.
+  // `info` must outlive them. Throws Error(kInvalidArgument) for a name that the operator does not
+  // have or a value that is not of the attribute's kind.
   Attributes(const OperatorInfo& info, const std::map<std::string, std::string>& given);
 
-  const std::map<std::string, std::string>& values() const { return values_; }  // in plain form
-  bool flag(const std::string& name) const;
-  std::optional<std::int64_t> integer(const std::string& name) const;
-  std::optional<double> number(const std::string& name) const;
-  std::string text(const std::string& name) const;
-  std::optional<std::vector<std::int64_t>> integers(const std::string& name) const;
-  bool hold(const std::string& conditions) const;  // see TensorInfo::when
+  std::map<std::string, std::string> values() const;  // in plain form
+  bool flag(std::string_view name) const { return text(name) == "true"; }
+  std::optional<std::int64_t> integer(std::string_view name) const;
+  std::optional<double> number(std::string_view name) const;
+  // "": it was not given and has no default.
+  const std::string& text(std::string_view name) const;
+  std::optional<std::vector<std::int64_t>> integers(std::string_view name) const;
+  bool hold(std::string_view conditions) const;  // see TensorInfo::when
 
  private:
-  std::map<std::string, std::string> values_;
+  const OperatorInfo& info_;
+  std::map<std::string, std::string, std::less<>> given_;
 };
 
 // A dense tensor with memory of its own, zeros at first.

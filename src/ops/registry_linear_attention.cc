@@ -20,7 +20,7 @@ using enum AttributeKind;
 
 // Throws Error(kInvalidArgument) for a variant that the map does not have.
 FeatureMap feature_map_of(const Attributes& attributes) {
-  const std::string name = attributes.text("feature_map"), variant = attributes.text("variant");
+  const std::string &name = attributes.text("feature_map"), &variant = attributes.text("variant");
   FeatureMap map;
   std::vector<std::string> variants;
   bool found = false;
@@ -46,15 +46,11 @@ FeatureMap feature_map_of(const Attributes& attributes) {
   return map;
 }
 
-std::int64_t features_of(const Attributes& attributes, const Letters& letters) {
-  const auto letter = [&](const char* name, std::int64_t otherwise) {
-    const auto found = letters.find(name);
-    return found != letters.end() ? found->second : otherwise;
-  };
-  const std::int64_t keys = letter("K", 1);
+std::int64_t features_of(const Attributes& attributes, const KnownExtent& known) {
+  const std::int64_t keys = known("K").value_or(1);
   const FeatureMap map = feature_map_of(attributes);
   check_map_options("linear_attention", map);
-  return feature_count(map, keys, letter("M", keys), letter("L", 1));
+  return feature_count(map, keys, known("M").value_or(keys), known("L").value_or(1));
 }
 
 // Its forward and backward calls, bound to the options.
