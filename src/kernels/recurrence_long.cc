@@ -27,6 +27,7 @@ constexpr int kTileKeys = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 template <int kVectors>
 using Tile = V[kTileKeys][kVectors];
 constexpr int kTogether = 2;  // tokens: the sums of one alone are a chain that waits for itself
+constexpr int kAddedTogether = 4;
 
 // The written halves of 16 tokens of a block of 8 keys, [16][kKeyedPitch], as [8][16].
 HWY_INLINE void transpose_keys(const float* keyed, float* out) {
@@ -193,23 +194,34 @@ HWY_INLINE void recent_rows(const float* scores, const float* values, float* par
   }
 }
 
+// Where tokens that read stand: pointers that move on, since finding them anew for every token
+// would cost a tenth of the time.
+struct Reader {
+  const float *keyed, *values;
+  float *partial, *out;
+  const float* factor;
+  HWY_INLINE Reader ahead(const LongArgs& a, std::int64_t tokens) const {
+    return {keyed + tokens * kKeyedPitch, values + tokens * kSlab, partial + tokens * kSlab,
+            out + tokens * a.out_stride, factor + tokens};
+  }
+};
+
 // kTokens tokens side by side read a tile of S: o += S^T q.
 template <int kVectors, bool kLast, int kTokens>
-HWY_INLINE void read_tile(const LongArgs& a, const Tile<kVectors>& s, const float* keyed,
-                          std::int64_t t0, int t, std::int64_t column) {
+HWY_INLINE void read_tile(const LongArgs& a, const Tile<kVectors>& s, const Reader& at,
+                          std::int64_t width) {
   const D d;
-  float* partial = a.partial + (t0 + t) * kSlab + column;
   V o[kTokens][kVectors];
   OUZEL_UNROLL
   for (int u = 0; u < kTokens; ++u) {
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) o[u][j] = hn::Load(d, partial + u * kSlab + j * kLanes);
+    for (int j = 0; j < kVectors; ++j) o[u][j] = hn::Load(d, at.partial + u * kSlab + j * kLanes);
   }
   OUZEL_UNROLL
   for (int i = 0; i < kTileKeys; ++i) {
     OUZEL_UNROLL
     for (int u = 0; u < kTokens; ++u) {
-      const V q = hn::Set(d, keyed[(t + u) * kKeyedPitch + i]);
+      const V q = hn::Set(d, at.keyed[u * kKeyedPitch + i]);
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) o[u][j] = hn::MulAdd(q, s[i][j], o[u][j]);
     }
@@ -219,38 +231,36 @@ HWY_INLINE void read_tile(const LongArgs& a, const Tile<kVectors>& s, const floa
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
       if constexpr (kLast) {
-        const std::int64_t token = t0 + t + u;
-        V y = hn::Mul(o[u][j], hn::Set(d, a.factor[token]));
+        V y = hn::Mul(o[u][j], hn::Set(d, at.factor[u]));
         if (a.skip != 0.0f) {
-          const V v = hn::Load(d, a.values + token * kSlab + column + j * kLanes);
+          const V v = hn::Load(d, at.values + u * kSlab + j * kLanes);
           y = hn::MulAdd(v, hn::Set(d, a.skip), y);
         }
-        float* out = a.out + token * a.out_stride + column + j * kLanes;
+        float* out = at.out + u * a.out_stride + j * kLanes;
         if (a.stream) {
           hn::Stream(y, d, out);
         } else {
-          store_first(d, y, out, a.width - column - j * kLanes);
+          store_first(d, y, out, width - j * kLanes);
         }
       } else {
-        hn::Store(o[u][j], d, partial + u * kSlab + j * kLanes);
+        hn::Store(o[u][j], d, at.partial + u * kSlab + j * kLanes);
       }
     }
   }
 }
 
-// sum += k v^T of up to 16 tokens from t0 on.
-template <int kVectors>
-HWY_INLINE void add_tokens(const LongArgs& a, const float* keyed, std::int64_t t0, int tokens,
-                           std::int64_t column, Tile<kVectors>& sum) {
+// sum += k v^T of kTokens tokens.
+template <int kVectors, int kTokens>
+HWY_INLINE void add_tokens(const float* keyed, const float* values, Tile<kVectors>& sum) {
   const D d;
-  const float* values = a.values + t0 * kSlab + column;
-  for (int t = 0; t < tokens; ++t) {
+  OUZEL_UNROLL
+  for (int u = 0; u < kTokens; ++u) {
     V v[kVectors];
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) v[j] = hn::Load(d, values + t * kSlab + j * kLanes);
+    for (int j = 0; j < kVectors; ++j) v[j] = hn::Load(d, values + u * kSlab + j * kLanes);
     OUZEL_UNROLL
     for (int i = 0; i < kTileKeys; ++i) {
-      const V k = hn::Set(d, keyed[t * kKeyedPitch + kKeyBlock + i]);
+      const V k = hn::Set(d, keyed[u * kKeyedPitch + kKeyBlock + i]);
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(k, v[j], sum[i][j]);
     }
@@ -281,8 +291,10 @@ HWY_INLINE void add_sum(const Tile<kVectors>& sum, float* state, float* low) {
 template <bool kRead, int kVectors, bool kLast, Beside kBeside>
 HWY_INLINE void long_tile(const LongArgs& a, std::int64_t key, std::int64_t column) {
   const D d;
-  const float* keyed = a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock;
   float* state = a.state + key * kSlab + column;
+  const float* keyed = a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock;
+  const float* values = a.values + column;
+  const std::int64_t width = a.width - column;
   Tile<kVectors> recent;
   OUZEL_UNROLL
   for (int i = 0; i < kTileKeys; ++i) {
@@ -291,7 +303,7 @@ HWY_INLINE void long_tile(const LongArgs& a, std::int64_t key, std::int64_t colu
   }
   Pieces<kBeside> pieces(a.meanwhile, a.tokens / kPieceTokens);
   std::int64_t left = pieces.count;
-  for (std::int64_t t0 = 0; t0 < a.tokens; t0 += kLongChunk, keyed += kLongChunk * kKeyedPitch) {
+  for (std::int64_t t0 = 0; t0 < a.tokens; t0 += kLongChunk) {
     const int tokens = static_cast<int>(HWY_MIN(kLongChunk, a.tokens - t0));
     if constexpr (kRead) {
       Tile<kVectors> s;
@@ -302,19 +314,33 @@ HWY_INLINE void long_tile(const LongArgs& a, std::int64_t key, std::int64_t colu
           s[i][j] = hn::Add(hn::Load(d, state + i * kSlab + j * kLanes), recent[i][j]);
         }
       }
+      Reader reader = {keyed, values, a.partial + t0 * kSlab + column,
+                       a.out + t0 * a.out_stride + column, a.factor + t0};
       int t = 0;
-      for (; left > 0 && t + kPieceTokens <= tokens; --left) {
-        pieces.next();
-        for (int u = 0; u < kPieceTokens; u += kTogether, t += kTogether) {
-          read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);
+      for (; t + kPieceTokens <= tokens; t += kPieceTokens) {
+        if (left > 0) {
+          pieces.next();
+          --left;
         }
+        OUZEL_UNROLL
+        for (int u = 0; u < kPieceTokens; u += kTogether) {
+          read_tile<kVectors, kLast, kTogether>(a, s, reader.ahead(a, u), width);
+        }
+        reader = reader.ahead(a, kPieceTokens);
       }
-      for (; t + kTogether <= tokens; t += kTogether) {
-        read_tile<kVectors, kLast, kTogether>(a, s, keyed, t0, t, column);
+      for (; t < tokens; ++t, reader = reader.ahead(a, 1)) {
+        read_tile<kVectors, kLast, 1>(a, s, reader, width);
       }
-      for (; t < tokens; ++t) read_tile<kVectors, kLast, 1>(a, s, keyed, t0, t, column);
     }
-    add_tokens<kVectors>(a, keyed, t0, tokens, column, recent);
+    int t = 0;
+    for (; t + kAddedTogether <= tokens; t += kAddedTogether) {
+      add_tokens<kVectors, kAddedTogether>(keyed, values, recent);
+      keyed += kAddedTogether * kKeyedPitch;
+      values += kAddedTogether * kSlab;
+    }
+    for (; t < tokens; ++t, keyed += kKeyedPitch, values += kSlab) {
+      add_tokens<kVectors, 1>(keyed, values, recent);
+    }
   }
   for (; left > 0; --left) pieces.next();
   add_sum<kVectors>(recent, state, a.low + key * kSlab + column);
