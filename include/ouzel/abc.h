@@ -19,9 +19,10 @@ struct AbcOptions {
 };
 
 // q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], s (raw logits) [B, T, H, M], o [B, T, HQ, V];
-// states hk [N, H, K, M], hv [N, H, M, V] and lse [N, H, M]. HQ is a multiple of H. float32, any
-// strides with unit last stride; final states may be the memory of the initial ones. Computed in
-// float64 within a call: exact to the rounding of its outputs and states.
+// states hk [N, H, K, M], hv [N, H, M, V] and lse [N, H, M]. HQ is a multiple of H. Rows of tokens
+// are float32, bfloat16 or float16, each tensor its own, the rest float32; any strides with unit
+// last stride; final states may be the memory of the initial ones. Computed in float64 within a
+// call: exact to the rounding of its outputs and states.
 struct AbcInputs {
   ConstTensor q = {}, k = {}, v = {}, s = {};
   ConstTensor hk0 = {}, hv0 = {}, lse0 = {};  // absent: 0, 0 and -inf; all three or none

@@ -21,8 +21,9 @@ struct EfficientAttentionOptions {
 };
 
 // q, k [B, T, H, K], v and o [B, T, H, V]; states S [N, H, K, V] and lse [N, H, K] of the causal
-// form. float32, any strides with unit last stride; final states may be the memory of the initial
-// ones. Computed in float64 within a call: exact to the rounding of its outputs and states.
+// form. Rows of tokens are float32, bfloat16 or float16, each tensor its own, the rest float32; any
+// strides with unit last stride; final states may be the memory of the initial ones. Computed in
+// float64 within a call: exact to the rounding of its outputs and states.
 struct EfficientAttentionInputs {
   ConstTensor q = {}, k = {}, v = {};
   // absent: 0 and -inf; both or none; causal only

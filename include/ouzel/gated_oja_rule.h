@@ -18,9 +18,10 @@ struct GatedOjaRuleOptions {
   double l2norm_eps = 1e-6;
 };
 
-// q, k [B, T, H, K], v and o [B, T, HV, V], beta [B, T, HV], gv [B, T, HV, V]; states
-// [N, HV, K, V]. HV is a multiple of H: value head j reads queries and keys of head j / (HV / H).
-// float32, any strides with unit last stride; final states may be the memory of the initial ones.
+// q, k [B, T, H, K], v and o [B, T, HV, V], beta [B, T, HV], gv [B, T, HV, V]; states [N, HV, K,
+// V]. HV is a multiple of H: value head j reads queries and keys of head j / (HV / H). Rows of
+// tokens are float32, bfloat16 or float16, each tensor its own, the rest float32; any strides with
+// unit last stride; final states may be the memory of the initial ones.
 //
 // gv is a natural logarithm, at most 0 (up to 1e-6 counts as 0, more is an error and leaves outputs
 // unspecified); -inf drops the column. Values should have unit length. Computed in float64 within a

@@ -18,9 +18,9 @@ struct GsaOptions {
 };
 
 // q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], s and g [B, T, H, M], o [B, T, HQ, V]; states hk
-// [N, H, K, M] and hv [N, H, M, V]. HQ is a multiple of H: query head h reads slots of head
-// h / (HQ / H). float32, any strides with unit last stride; final states may be the memory of the
-// initial ones.
+// [N, H, K, M] and hv [N, H, M, V]. HQ is a multiple of H: query head h reads slots of head h / (HQ
+// / H). Rows of tokens are float32, bfloat16 or float16, each tensor its own, the rest float32; any
+// strides with unit last stride; final states may be the memory of the initial ones.
 //
 // g is a natural logarithm, at most 0 (up to 1e-6 counts as 0, more is an error and leaves outputs
 // unspecified); -inf empties the slot. Computed in float64 within a call: exact to the rounding of

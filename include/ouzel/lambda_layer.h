@@ -11,8 +11,9 @@
 
 namespace ouzel {
 
-// q [B, TQ, HQ, K], k [B, TK, U, K], v [B, TK, U, V], o [B, TQ, HQ, V]. float32, any strides with
-// unit last stride. Computed in float64 within a call. Without keys outputs are 0.
+// q [B, TQ, HQ, K], k [B, TK, U, K], v [B, TK, U, V], o [B, TQ, HQ, V]. Each tensor is float32,
+// bfloat16 or float16; any strides with unit last stride. Computed in float64 within a call.
+// Without keys outputs are 0.
 struct LambdaLayerInputs {
   ConstTensor q = {}, k = {}, v = {};
   const Segments* segments = nullptr;      // of the queries; null: each batch row is one sequence

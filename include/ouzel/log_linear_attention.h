@@ -22,7 +22,8 @@ struct LogLinearAttentionOptions {
 
 // q, k [B, T, HK, K], v and o [B, T, H, V], g [B, T, H], level_scales (lambda) [B, T, H, L]; H is a
 // multiple of HK: head j reads queries and keys of head j / (H / HK). L must reach the highest
-// level of the longest sequence. float32, any strides with unit last stride.
+// level of the longest sequence. Rows of tokens are float32, bfloat16 or float16, each tensor its
+// own, the rest float32; any strides with unit last stride.
 //
 // g is a natural logarithm, at most 0 (up to 1e-6 counts as 0, more is an error and leaves outputs
 // unspecified); -inf forgets everything. Computed in float64 within a call, in T log T.

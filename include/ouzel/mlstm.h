@@ -19,9 +19,10 @@ struct MlstmOptions {
 };
 
 // q, k [B, T, H, K], v and o [B, T, H, V], i and f (before their activations) [B, T, H]; states S
-// [N, H, K, V], z [N, H, K] and m [N, H]. float32, any strides with unit last stride; final states
-// may be the memory of the initial ones. f of -inf forgets everything. Computed in float64 within a
-// call: exact to the rounding of its outputs and states.
+// [N, H, K, V], z [N, H, K] and m [N, H]. Rows of tokens are float32, bfloat16 or float16, each
+// tensor its own, the rest float32; any strides with unit last stride; final states may be the
+// memory of the initial ones. f of -inf forgets everything. Computed in float64 within a call:
+// exact to the rounding of its outputs and states.
 //
 // m is a scale: (S, z, m) and (S e^-a, z e^-a, m + a) are the same state.
 struct MlstmInputs {

@@ -15,10 +15,10 @@ namespace ouzel {
 
 // q, k [B, T, H, K], v and o [B, T, H, V]; gate [B, T, H] in [0, 1], a factor and not its
 // logarithm; the random projection W [M, K], or [H, M, K] one a head, which has no gradient; sigma
-// [K]. States S [N, H, 2M, V] and z [N, H, 2M], cosines first. float32, any strides with unit last
-// stride; final states may be the memory of the initial ones. Features are signed, and nothing
-// guards the denominator. Computed in float64 within a call: exact to the rounding of its outputs
-// and states.
+// [K]. States S [N, H, 2M, V] and z [N, H, 2M], cosines first. Rows of tokens are float32, bfloat16
+// or float16, each tensor its own, the rest float32; any strides with unit last stride; final
+// states may be the memory of the initial ones. Features are signed, and nothing guards the
+// denominator. Computed in float64 within a call: exact to the rounding of its outputs and states.
 struct RfaGateInputs {
   ConstTensor q = {}, k = {}, v = {}, gate = {}, w = {};
   ConstTensor sigma = {};                          // absent: 1

@@ -28,9 +28,10 @@ struct TttLinearOptions {
 
 // q, k, v and o [B, T, H, D], w and b [H, D], eta [B, T, H]; states S [N, H, D, D] and hb [N, H,
 // D]. Mini-batches are counted from the begin of each sequence; the last may be short. A sequence
-// that is continued should be cut at a multiple of their size. float32, any strides with unit last
-// stride; final states may be the memory of the initial ones. Computed in float64 within a call:
-// exact to the rounding of its outputs and states.
+// that is continued should be cut at a multiple of their size. Rows of tokens are float32, bfloat16
+// or float16, each tensor its own, the rest float32; any strides with unit last stride; final
+// states may be the memory of the initial ones. Computed in float64 within a call: exact to the
+// rounding of its outputs and states.
 struct TttLinearInputs {
   ConstTensor q = {}, k = {}, v = {}, w = {}, b = {}, eta = {};
   ConstTensor initial_state = {}, initial_bias = {};  // absent: zeros

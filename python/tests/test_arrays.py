@@ -218,10 +218,8 @@ print(json.dumps(more))
 WITH_COPIES = {"nadaraya_watson", "CausalConvWithState"}
 # Whole arrays of float32 in the place of those of 16 bits: not so the laws that read a row at a time.
 CONVERTED = {
-    "gsa", "abc",
-    "cosformer", "based", "rebased", "hgrn", "rg_lru", "rwkv4", "selective_scan",
-    "mlstm", "rfa_gate", "gated_oja_rule", "log_linear_attention", "ttt_linear",
-    "efficient_attention", "lambda_layer", "softmax_attention", "short_conv", "rms_norm", "LinearAttention",
+    "cosformer", "based", "rebased", "hgrn", "rg_lru", "rwkv4", "selective_scan", "softmax_attention", "short_conv",
+    "rms_norm", "LinearAttention",
 }  # fmt: skip
 
 

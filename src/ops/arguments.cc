@@ -24,14 +24,15 @@ double scale_of(const char* op, const std::optional<double>& given, std::int64_t
 
 namespace {
 
-void zero(float* data, const Tensor& shape, int axis) {
+void zero(char* data, const Tensor& shape, int axis) {
   const auto d = static_cast<std::size_t>(axis);
+  const std::int64_t size = size_of(shape.dtype);
   if (axis == shape.rank - 1) {
-    std::memset(data, 0, static_cast<std::size_t>(shape.extent[d]) * sizeof(float));
+    std::memset(data, 0, static_cast<std::size_t>(shape.extent[d] * size));
     return;
   }
   for (std::int64_t i = 0; i < shape.extent[d]; ++i) {
-    zero(data + i * shape.stride[d], shape, axis + 1);
+    zero(data + i * shape.stride[d] * size, shape, axis + 1);
   }
 }
 
@@ -43,7 +44,9 @@ void Sequences::zero_padding(const Tensor& rows) const {
   const auto zero_until = [&](std::int64_t b, std::int64_t end) {
     std::int64_t& t = done[static_cast<std::size_t>(b)];
     for (; t < end; ++t) {
-      zero(static_cast<float*>(rows.data) + b * rows.stride[0] + t * rows.stride[1], rows, 2);
+      zero(static_cast<char*>(rows.data) +
+               (b * rows.stride[0] + t * rows.stride[1]) * size_of(rows.dtype),
+           rows, 2);
     }
   };
   for (const Segment& s : given_->list) {  // increasing within a batch row
@@ -51,6 +54,22 @@ void Sequences::zero_padding(const Tensor& rows) const {
     done[static_cast<std::size_t>(s.batch)] = s.begin + s.length;
   }
   for (std::int64_t b = 0; b < batch_; ++b) zero_until(b, tokens_);
+}
+
+void LargestDecay::see(const AnyRows<const void>& g, std::int64_t n) {
+  float top = 0;
+  const auto widest = [&](const auto* x, auto wide) {
+    for (std::int64_t i = 0; i < n; ++i) top = std::max(top, wide(x[i]));  // NaN is passed over
+  };
+  const auto wide = [](auto x) { return to_float(x); };
+  if (g.dtype == DType::kF32) {
+    widest(static_cast<const float*>(g.first), [](float x) { return x; });
+  } else if (g.dtype == DType::kBF16) {
+    widest(static_cast<const BFloat16*>(g.first), wide);
+  } else {
+    widest(static_cast<const Float16*>(g.first), wide);
+  }
+  see(top);
 }
 
 void LargestDecay::check(const char* op, const char* name) const {

@@ -9,10 +9,13 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "ouzel/error.h"
 #include "ouzel/segments.h"
 #include "ouzel/tensor.h"
+#include "src/base/half.h"
+#include "src/ops/token_rows.h"
 
 namespace ouzel {
 
@@ -36,14 +39,25 @@ std::array<std::int64_t, Rank> extents_of(const char* op, const char* name,
   return extents;
 }
 
-// The typed view of a float32 tensor with unit last stride; null data if it is absent.
+// Of T void or const void: floats of any type.
+template <class T, int Rank>
+using ViewOf = std::conditional_t<std::is_void_v<T>, AnyView<T, Rank>, View<T, Rank>>;
+
+// The view of a tensor of floats with unit last stride, of float32 only unless T is void; null data
+// if it is absent.
 template <class T, int Rank, bool Const>
-View<T, Rank> view_of(const char* op, const char* name, const BasicTensor<Const>& tensor,
-                      const std::array<std::int64_t, Rank>& shape) {
+ViewOf<T, Rank> view_of(const char* op, const char* name, const BasicTensor<Const>& tensor,
+                        const std::array<std::int64_t, Rank>& shape) {
   if (!tensor.present()) return {};
-  const View<T, Rank> view = tensor.template view<T, Rank>();
-  if (tensor.dtype != DType::kF32 || tensor.rank != Rank || view.extent != shape) {
-    refuse(op, std::string(name) + " should be F32 " +
+  constexpr bool kAny = std::is_void_v<T>;
+  ViewOf<T, Rank> view;
+  view.data = static_cast<T*>(tensor.data);
+  if constexpr (kAny) view.dtype = tensor.dtype;
+  std::copy_n(tensor.extent.begin(), Rank, view.extent.begin());
+  std::copy_n(tensor.stride.begin(), Rank, view.stride.begin());
+  if ((tensor.dtype != DType::kF32 && !(kAny && is_half(tensor.dtype))) || tensor.rank != Rank ||
+      view.extent != shape) {
+    refuse(op, std::string(name) + " should be " + (kAny ? "F32, BF16 or F16 " : "F32 ") +
                    shape_string(View<const float, Rank>(nullptr, shape)) + ", not " +
                    name_of(tensor.dtype) + " " + shape_string(tensor));
   }
@@ -56,8 +70,8 @@ View<T, Rank> view_of(const char* op, const char* name, const BasicTensor<Const>
 
 // As view_of, of a tensor that must be there.
 template <class T, int Rank, bool Const>
-View<T, Rank> required(const char* op, const char* name, const BasicTensor<Const>& tensor,
-                       const std::array<std::int64_t, Rank>& shape) {
+ViewOf<T, Rank> required(const char* op, const char* name, const BasicTensor<Const>& tensor,
+                         const std::array<std::int64_t, Rank>& shape) {
   if (!tensor.present()) refuse(op, std::string(name) + " must be given");
   return view_of<T, Rank>(op, name, tensor, shape);
 }
@@ -80,8 +94,7 @@ class Sequences {
   bool are_empty(const Views&... states) const {
     return tokens_ == 0 && (... && (states.data == nullptr));
   }
-  // Zeros in the rows of [B, T, ...] float32 that are in no segment; an absent tensor is left
-  // alone.
+  // Zeros in the rows of [B, T, ...] that are in no segment; an absent tensor is left alone.
   void zero_padding(const Tensor& rows) const;
 
  private:
@@ -98,6 +111,7 @@ class LargestDecay {
     while (g > top && !top_.compare_exchange_weak(top, g, std::memory_order_relaxed)) {
     }
   }
+  void see(const AnyRows<const void>& g, std::int64_t n);
   void check(const char* op, const char* name) const;
 
  private:

@@ -27,9 +27,9 @@ struct Call {
         o_shape{k_shape[0], k_shape[1], heads, sizes.values},
         s_shape{sequences.count(), heads, sizes.keys, sizes.values},
         lse_shape{sequences.count(), heads, sizes.keys},
-        q(required<const float, 4>(op, "q", in.q, k_shape)),
-        k(required<const float, 4>(op, "k", in.k, k_shape)),
-        v(required<const float, 4>(op, "v", in.v, o_shape)),
+        q(required<const void, 4>(op, "q", in.q, k_shape)),
+        k(required<const void, 4>(op, "k", in.k, k_shape)),
+        v(required<const void, 4>(op, "v", in.v, o_shape)),
         s0(view_of<const float, 4>(op, "initial_state", in.initial_state, s_shape)),
         lse0(view_of<const float, 3>(op, "initial_lse", in.initial_lse, lse_shape)) {
     if (options.causal && options.variant == EfficientVariant::kScaling) {
@@ -54,7 +54,8 @@ struct Call {
   Sizes sizes;
   std::array<std::int64_t, 4> o_shape, s_shape;
   std::array<std::int64_t, 3> lse_shape;
-  View<const float, 4> q, k, v, s0;
+  AnyView<const void, 4> q, k, v;
+  View<const float, 4> s0;
   View<const float, 3> lse0;
 };
 
@@ -152,15 +153,17 @@ struct BackwardWork {
 struct Grads {
   Grads(const Call& c, const EfficientAttentionOutputGrads& up,
         const EfficientAttentionInputGrads& to)
-      : o(required<const float, 4>(c.op, "d_o", up.o, c.o_shape)),
+      : o(required<const void, 4>(c.op, "d_o", up.o, c.o_shape)),
         last(view_of<const float, 4>(c.op, "d_final_state", up.final_state, c.s_shape)),
-        q(view_of<float, 4>(c.op, "dq", to.q, c.k_shape)),
-        k(view_of<float, 4>(c.op, "dk", to.k, c.k_shape)),
-        v(view_of<float, 4>(c.op, "dv", to.v, c.o_shape)),
+        q(view_of<void, 4>(c.op, "dq", to.q, c.k_shape)),
+        k(view_of<void, 4>(c.op, "dk", to.k, c.k_shape)),
+        v(view_of<void, 4>(c.op, "dv", to.v, c.o_shape)),
         first(view_of<float, 4>(c.op, "d_initial_state", to.initial_state, c.s_shape)),
         lse(view_of<float, 3>(c.op, "d_initial_lse", to.initial_lse, c.lse_shape)) {}
-  View<const float, 4> o, last;
-  View<float, 4> q, k, v, first;
+  AnyView<const void, 4> o;
+  View<const float, 4> last;
+  AnyView<void, 4> q, k, v;
+  View<float, 4> first;
   View<float, 3> lse;
 };
 
@@ -254,7 +257,7 @@ void efficient_attention(Context& context, const EfficientAttentionOptions& opti
                          const EfficientAttentionInputs& inputs,
                          const EfficientAttentionOutputs& outputs) {
   const Call c("efficient_attention", options, inputs);
-  const auto o = required<float, 4>(c.op, "o", outputs.o, c.o_shape);
+  const auto o = required<void, 4>(c.op, "o", outputs.o, c.o_shape);
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.s_shape);
   const auto lse = view_of<float, 3>(c.op, "lse", outputs.lse, c.lse_shape);
   if (c.sequences.are_empty(final, lse)) return;

@@ -26,11 +26,11 @@ struct Call {
         beta_shape{k_shape[0], k_shape[1], v_shape[2]},
         s_shape{sequences.count(), v_shape[2], sizes.keys, sizes.values},
         scale(scale_of(op, options.scale, sizes.keys)),
-        q(required<const float, 4>(op, "q", in.q, k_shape)),
-        k(required<const float, 4>(op, "k", in.k, k_shape)),
-        v(required<const float, 4>(op, "v", in.v, o_shape)),
-        beta(required<const float, 3>(op, "beta", in.beta, beta_shape)),
-        gv(view_of<const float, 4>(op, "gv", in.gv, o_shape)),
+        q(required<const void, 4>(op, "q", in.q, k_shape)),
+        k(required<const void, 4>(op, "k", in.k, k_shape)),
+        v(required<const void, 4>(op, "v", in.v, o_shape)),
+        beta(required<const void, 3>(op, "beta", in.beta, beta_shape)),
+        gv(view_of<const void, 4>(op, "gv", in.gv, o_shape)),
         s0(view_of<const float, 4>(op, "initial_state", in.initial_state, s_shape)) {
     checked(op, "l2norm_eps", options.l2norm_eps, 0);
   }
@@ -45,9 +45,10 @@ struct Call {
   std::array<std::int64_t, 3> beta_shape;
   std::array<std::int64_t, 4> s_shape;
   double scale;
-  View<const float, 4> q, k, v;
-  View<const float, 3> beta;
-  View<const float, 4> gv, s0;
+  AnyView<const void, 4> q, k, v;
+  AnyView<const void, 3> beta;
+  AnyView<const void, 4> gv;
+  View<const float, 4> s0;
 };
 
 // The rows of one token; `error` is k - R v.
@@ -65,7 +66,8 @@ struct Work {
 };
 
 // A row, perhaps of unit length; returns 1 / its length, or 1.
-double read_unit(Isa isa, const Call& c, const float* row, bool normalize, double* to) {
+double read_unit(Isa isa, const Call& c, const AnyRows<const void>& row, bool normalize,
+                 double* to) {
   const std::int64_t n = c.sizes.keys;
   read(row, n, to);
   if (!normalize) return 1;
@@ -90,10 +92,11 @@ void advance(Isa isa, const Call& c, const Segment& seq, std::int64_t j, std::in
   const Matrix64 s = {state, z.keys, z.values};
   read_unit(isa, c, c.k(seq.batch, at, j / z.group), c.options.use_k_l2norm, w.k);
   read(c.v(seq.batch, at, j), z.values, w.v);
-  for (std::int64_t i = 0; i < z.values && c.gv.data != nullptr; ++i) {
-    w.keep[i] = decay_of(c.gv.at(seq.batch, at, j, i));
+  if (c.gv.data != nullptr) {
+    read(c.gv(seq.batch, at, j), z.values, w.keep);
+    for (std::int64_t i = 0; i < z.values; ++i) w.keep[i] = decay_of(w.keep[i]);
+    scale_columns(isa, w.keep, s);
   }
-  if (c.gv.data != nullptr) scale_columns(isa, w.keep, s);
   clear(w.error, z.keys);
   add_product(isa, s, w.v, w.error);
   for (std::int64_t i = 0; i < z.keys; ++i) w.error[i] = w.k[i] - w.error[i];
@@ -126,7 +129,7 @@ void check_gates(Context& context, const Call& c) {
     for (std::int64_t t = seq.begin; t < seq.begin + seq.length; ++t) {
       check_cancelled_at(t);
       for (std::int64_t j = 0; j < c.v_shape[2]; ++j) {
-        for (std::int64_t i = 0; i < c.sizes.values; ++i) decay.see(c.gv.at(seq.batch, t, j, i));
+        decay.see(c.gv(seq.batch, t, j), c.sizes.values);
       }
     }
   });
@@ -138,7 +141,7 @@ void check_gates(Context& context, const Call& c) {
 void gated_oja_rule(Context& context, const GatedOjaRuleOptions& options,
                     const GatedOjaRuleInputs& inputs, const Tensor& o, const Tensor& final_state) {
   const Call c("gated_oja_rule", options, inputs);
-  const auto o_rows = required<float, 4>(c.op, "o", o, c.o_shape);
+  const auto o_rows = required<void, 4>(c.op, "o", o, c.o_shape);
   const auto final = view_of<float, 4>(c.op, "final_state", final_state, c.s_shape);
   if (c.sequences.are_empty(final)) return;
   check_gates(context, c);
@@ -165,13 +168,13 @@ void gated_oja_rule_backward(Context& context, const GatedOjaRuleOptions& option
                              const GatedOjaRuleInputs& inputs, const ConstTensor& d_o,
                              const ConstTensor& d_final, const GatedOjaRuleInputGrads& grads) {
   const Call c("gated_oja_rule_backward", options, inputs);
-  const auto d_o_rows = required<const float, 4>(c.op, "d_o", d_o, c.o_shape);
+  const auto d_o_rows = required<const void, 4>(c.op, "d_o", d_o, c.o_shape);
   const auto d_last = view_of<const float, 4>(c.op, "d_final", d_final, c.s_shape);
-  const auto dq = view_of<float, 4>(c.op, "dq", grads.q, c.k_shape);
-  const auto dk = view_of<float, 4>(c.op, "dk", grads.k, c.k_shape);
-  const auto dv = view_of<float, 4>(c.op, "dv", grads.v, c.o_shape);
-  const auto dbeta = view_of<float, 3>(c.op, "dbeta", grads.beta, c.beta_shape);
-  const auto dgv = view_of<float, 4>(c.op, "dgv", grads.gv, c.o_shape);
+  const auto dq = view_of<void, 4>(c.op, "dq", grads.q, c.k_shape);
+  const auto dk = view_of<void, 4>(c.op, "dk", grads.k, c.k_shape);
+  const auto dv = view_of<void, 4>(c.op, "dv", grads.v, c.o_shape);
+  const auto dbeta = view_of<void, 3>(c.op, "dbeta", grads.beta, c.beta_shape);
+  const auto dgv = view_of<void, 4>(c.op, "dgv", grads.gv, c.o_shape);
   const auto d_first = view_of<float, 4>(c.op, "d_initial_state", grads.initial_state, c.s_shape);
   if (c.sequences.are_empty(d_first)) return;
   check_gates(context, c);
@@ -231,8 +234,8 @@ void gated_oja_rule_backward(Context& context, const GatedOjaRuleOptions& option
     for (std::int64_t t = 0; t < seq.length; ++t) {
       check_cancelled_at(t);
       const std::int64_t at = seq.begin + t;
-      const auto finish = [&](const View<const float, 4>& x, bool normalize, double* d,
-                              const View<float, 4>& to) {
+      const auto finish = [&](const AnyView<const void, 4>& x, bool normalize, double* d,
+                              const AnyView<void, 4>& to) {
         const double inverse = read_unit(isa, c, x(seq.batch, at, h), normalize, w.q);
         unit_adjoint(isa, w.q, inverse, z.keys, normalize, d);
         write(d, z.keys, row_at(to, seq.batch, at, h));

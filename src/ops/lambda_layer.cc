@@ -24,11 +24,10 @@ struct Call {
                   k_shape[1]),
         sizes{q_shape[3], v_shape[3], k_shape[1] == 0 ? 0 : k_shape[2]},
         o_shape{q_shape[0], q_shape[1], q_shape[2], sizes.values},
-        q(required<const float, 4>(op, "q", in.q, q_shape)),
-        k(required<const float, 4>(op, "k", in.k,
-                                   {q_shape[0], k_shape[1], k_shape[2], sizes.keys})),
-        v(required<const float, 4>(op, "v", in.v,
-                                   {q_shape[0], k_shape[1], k_shape[2], sizes.values})) {
+        q(required<const void, 4>(op, "q", in.q, q_shape)),
+        k(required<const void, 4>(op, "k", in.k, {q_shape[0], k_shape[1], k_shape[2], sizes.keys})),
+        v(required<const void, 4>(op, "v", in.v,
+                                  {q_shape[0], k_shape[1], k_shape[2], sizes.values})) {
     if (positions.count() != queries.count()) {
       refuse(op, fmt::format("there are {} sequences of queries and {} of keys", queries.count(),
                              positions.count()));
@@ -44,7 +43,7 @@ struct Call {
   Sequences queries, positions;
   Sizes sizes;
   std::array<std::int64_t, 4> o_shape;
-  View<const float, 4> q, k, v;
+  AnyView<const void, 4> q, k, v;
 };
 
 struct Work {
@@ -100,7 +99,7 @@ struct BackwardWork {
 
 void lambda_layer(Context& context, const LambdaLayerInputs& inputs, const Tensor& o) {
   const Call c("lambda_layer", inputs);
-  const auto o_rows = required<float, 4>(c.op, "o", o, c.o_shape);
+  const auto o_rows = required<void, 4>(c.op, "o", o, c.o_shape);
   if (c.is_empty()) return;
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();
@@ -126,10 +125,10 @@ void lambda_layer_backward(Context& context, const LambdaLayerInputs& inputs,
                            const ConstTensor& d_o, const Tensor& dq, const Tensor& dk,
                            const Tensor& dv) {
   const Call c("lambda_layer_backward", inputs);
-  const auto d_o_rows = required<const float, 4>(c.op, "d_o", d_o, c.o_shape);
-  const auto dq_rows = view_of<float, 4>(c.op, "dq", dq, c.q_shape);
-  const auto dk_rows = view_of<float, 4>(c.op, "dk", dk, c.k.extent);
-  const auto dv_rows = view_of<float, 4>(c.op, "dv", dv, c.v.extent);
+  const auto d_o_rows = required<const void, 4>(c.op, "d_o", d_o, c.o_shape);
+  const auto dq_rows = view_of<void, 4>(c.op, "dq", dq, c.q_shape);
+  const auto dk_rows = view_of<void, 4>(c.op, "dk", dk, c.k.extent);
+  const auto dv_rows = view_of<void, 4>(c.op, "dv", dv, c.v.extent);
   if (c.is_empty()) return;
   const Sizes& z = c.sizes;
   const Isa isa = context.isa();

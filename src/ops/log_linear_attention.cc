@@ -36,12 +36,12 @@ struct Call {
               longest_of(sequences)},
         o_shape{k_shape[0], k_shape[1], heads, sizes.values},
         g_shape{k_shape[0], k_shape[1], heads},
-        q(required<const float, 4>(op, "q", in.q, k_shape)),
-        k(required<const float, 4>(op, "k", in.k, k_shape)),
-        v(required<const float, 4>(op, "v", in.v, o_shape)),
-        g(required<const float, 3>(op, "g", in.g, g_shape)),
-        lambda(required<const float, 4>(op, "level_scales", in.level_scales,
-                                        {k_shape[0], k_shape[1], heads, sizes.levels})) {
+        q(required<const void, 4>(op, "q", in.q, k_shape)),
+        k(required<const void, 4>(op, "k", in.k, k_shape)),
+        v(required<const void, 4>(op, "v", in.v, o_shape)),
+        g(required<const void, 3>(op, "g", in.g, g_shape)),
+        lambda(required<const void, 4>(op, "level_scales", in.level_scales,
+                                       {k_shape[0], k_shape[1], heads, sizes.levels})) {
     if (sizes.levels <= sizes.states && sizes.longest > 0) {
       refuse(op, fmt::format("level_scales has {} levels; {} tokens need {}", sizes.levels,
                              sizes.longest, sizes.states + 1));
@@ -55,9 +55,9 @@ struct Call {
   Sizes sizes;
   std::array<std::int64_t, 4> o_shape;
   std::array<std::int64_t, 3> g_shape;
-  View<const float, 4> q, k, v;
-  View<const float, 3> g;
-  View<const float, 4> lambda;
+  AnyView<const void, 4> q, k, v;
+  AnyView<const void, 3> g;
+  AnyView<const void, 4> lambda;
 };
 
 // The ladder of one head, and the rows of one token.
@@ -79,7 +79,7 @@ struct Work {
     read(c.k(batch, t, j / c.group), z.keys, k);
     read(c.v(batch, t, j), z.values, v);
     read(c.lambda(batch, t, j), z.levels, lambda);
-    return decay_of(c.g.at(batch, t, j));
+    return decay_of(static_cast<double>(c.g.at(batch, t, j)));
   }
   Matrix64 state(const Sizes& z, std::int64_t i) const {
     return {ladder + i * z.state(), z.keys, z.values};
@@ -155,7 +155,7 @@ struct BackwardWork {
 void log_linear_attention(Context& context, const LogLinearAttentionOptions& options,
                           const LogLinearAttentionInputs& inputs, const Tensor& o) {
   const Call c("log_linear_attention", inputs);
-  const auto o_rows = required<float, 4>(c.op, "o", o, c.o_shape);
+  const auto o_rows = required<void, 4>(c.op, "o", o, c.o_shape);
   const double scale = checked(c.op, "scale", options.scale);
   if (c.sequences.are_empty()) return;
   check_gates(context, c);
@@ -177,13 +177,13 @@ void log_linear_attention_backward(Context& context, const LogLinearAttentionOpt
                                    const LogLinearAttentionInputs& inputs, const ConstTensor& d_o,
                                    const LogLinearAttentionInputGrads& grads) {
   const Call c("log_linear_attention_backward", inputs);
-  const auto d_o_rows = required<const float, 4>(c.op, "d_o", d_o, c.o_shape);
-  const auto dq = view_of<float, 4>(c.op, "dq", grads.q, c.k_shape);
-  const auto dk = view_of<float, 4>(c.op, "dk", grads.k, c.k_shape);
-  const auto dv = view_of<float, 4>(c.op, "dv", grads.v, c.o_shape);
-  const auto dg = view_of<float, 3>(c.op, "dg", grads.g, c.g_shape);
+  const auto d_o_rows = required<const void, 4>(c.op, "d_o", d_o, c.o_shape);
+  const auto dq = view_of<void, 4>(c.op, "dq", grads.q, c.k_shape);
+  const auto dk = view_of<void, 4>(c.op, "dk", grads.k, c.k_shape);
+  const auto dv = view_of<void, 4>(c.op, "dv", grads.v, c.o_shape);
+  const auto dg = view_of<void, 3>(c.op, "dg", grads.g, c.g_shape);
   const auto d_levels =
-      view_of<float, 4>(c.op, "dlevel_scales", grads.level_scales, c.lambda.extent);
+      view_of<void, 4>(c.op, "dlevel_scales", grads.level_scales, c.lambda.extent);
   if (c.sequences.are_empty()) return;
   check_gates(context, c);
   const Sizes& z = c.sizes;
@@ -273,7 +273,7 @@ void log_linear_attention_step(Context& context, const LogLinearAttentionOptions
   token.segments = nullptr;
   Call c("log_linear_attention_step", token);
   c.sizes.states = c.sizes.levels - 1;
-  const auto o_rows = required<float, 4>(c.op, "o", o, c.o_shape);
+  const auto o_rows = required<void, 4>(c.op, "o", o, c.o_shape);
   const auto ladder = required<float, 5>(
       c.op, "state", state, {c.k_shape[0], c.heads, c.sizes.states, c.sizes.keys, c.sizes.values});
   if (static_cast<std::int64_t>(positions.size()) != c.k_shape[0]) {

@@ -34,11 +34,11 @@ struct Call {
         z_shape{sequences.count(), heads, sizes.keys},
         m_shape{sequences.count(), heads},
         scale(scale_of(op, options.scale, sizes.keys)),
-        q(required<const float, 4>(op, "q", in.q, k_shape)),
-        k(required<const float, 4>(op, "k", in.k, k_shape)),
-        v(required<const float, 4>(op, "v", in.v, o_shape)),
-        i(required<const float, 3>(op, "i", in.i, gate_shape)),
-        f(required<const float, 3>(op, "f", in.f, gate_shape)),
+        q(required<const void, 4>(op, "q", in.q, k_shape)),
+        k(required<const void, 4>(op, "k", in.k, k_shape)),
+        v(required<const void, 4>(op, "v", in.v, o_shape)),
+        i(required<const void, 3>(op, "i", in.i, gate_shape)),
+        f(required<const void, 3>(op, "f", in.f, gate_shape)),
         s0(view_of<const float, 4>(op, "initial_state", in.initial_state, s_shape)),
         z0(view_of<const float, 3>(op, "initial_z", in.initial_z, z_shape)),
         m0(view_of<const float, 2>(op, "initial_m", in.initial_m, m_shape)) {
@@ -59,8 +59,8 @@ struct Call {
   std::array<std::int64_t, 3> z_shape;
   std::array<std::int64_t, 2> m_shape;
   double scale;
-  View<const float, 4> q, k, v;
-  View<const float, 3> i, f;
+  AnyView<const void, 4> q, k, v;
+  AnyView<const void, 3> i, f;
   View<const float, 4> s0;
   View<const float, 3> z0;
   View<const float, 2> m0;
@@ -145,7 +145,7 @@ struct BackwardWork {
 void mlstm(Context& context, const MlstmOptions& options, const MlstmInputs& inputs,
            const MlstmOutputs& outputs) {
   const Call c("mlstm", options, inputs);
-  const auto o = required<float, 4>(c.op, "o", outputs.o, c.o_shape);
+  const auto o = required<void, 4>(c.op, "o", outputs.o, c.o_shape);
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.s_shape);
   const auto z_final = view_of<float, 3>(c.op, "z", outputs.z, c.z_shape);
   const auto m_final = view_of<float, 2>(c.op, "m", outputs.m, c.m_shape);
@@ -168,16 +168,16 @@ void mlstm(Context& context, const MlstmOptions& options, const MlstmInputs& inp
 void mlstm_backward(Context& context, const MlstmOptions& options, const MlstmInputs& inputs,
                     const MlstmOutputGrads& output_grads, const MlstmInputGrads& grads) {
   const Call c("mlstm_backward", options, inputs);
-  const auto d_o = required<const float, 4>(c.op, "d_o", output_grads.o, c.o_shape);
+  const auto d_o = required<const void, 4>(c.op, "d_o", output_grads.o, c.o_shape);
   const auto ds_last =
       view_of<const float, 4>(c.op, "d_final_state", output_grads.final_state, c.s_shape);
   const auto dz_last = view_of<const float, 3>(c.op, "dz", output_grads.z, c.z_shape);
   const auto dm_last = view_of<const float, 2>(c.op, "dm", output_grads.m, c.m_shape);
-  const auto dq = view_of<float, 4>(c.op, "dq", grads.q, c.k_shape);
-  const auto dk = view_of<float, 4>(c.op, "dk", grads.k, c.k_shape);
-  const auto dv = view_of<float, 4>(c.op, "dv", grads.v, c.o_shape);
-  const auto di = view_of<float, 3>(c.op, "di", grads.i, c.gate_shape);
-  const auto df = view_of<float, 3>(c.op, "df", grads.f, c.gate_shape);
+  const auto dq = view_of<void, 4>(c.op, "dq", grads.q, c.k_shape);
+  const auto dk = view_of<void, 4>(c.op, "dk", grads.k, c.k_shape);
+  const auto dv = view_of<void, 4>(c.op, "dv", grads.v, c.o_shape);
+  const auto di = view_of<void, 3>(c.op, "di", grads.i, c.gate_shape);
+  const auto df = view_of<void, 3>(c.op, "df", grads.f, c.gate_shape);
   const auto ds0 = view_of<float, 4>(c.op, "d_initial_state", grads.initial_state, c.s_shape);
   const auto dz0 = view_of<float, 3>(c.op, "d_initial_z", grads.initial_z, c.z_shape);
   const auto dm0 = view_of<float, 2>(c.op, "d_initial_m", grads.initial_m, c.m_shape);

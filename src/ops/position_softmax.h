@@ -10,7 +10,7 @@
 namespace ouzel {
 
 // log(sum_t e^(k_t)) of each of n features of head h; -inf without tokens.
-inline void position_lse(const View<const float, 4>& k, const Segment& seq, std::int64_t h,
+inline void position_lse(const AnyView<const void, 4>& k, const Segment& seq, std::int64_t h,
                          std::int64_t n, double* lse) {
   for (std::int64_t i = 0; i < n; ++i) {
     double top = -std::numeric_limits<double>::infinity(), sum = 0;
@@ -27,8 +27,10 @@ inline void position_lse(const View<const float, 4>& k, const Segment& seq, std:
 }
 
 // The weights of one position.
-inline void position_weights(const float* k, const double* lse, std::int64_t n, double* p) {
-  for (std::int64_t i = 0; i < n; ++i) p[i] = std::exp(static_cast<double>(k[i]) - lse[i]);
+inline void position_weights(const AnyRows<const void>& k, const double* lse, std::int64_t n,
+                             double* p) {
+  read(k, n, p);
+  for (std::int64_t i = 0; i < n; ++i) p[i] = std::exp(p[i] - lse[i]);
 }
 
 // From the gradient of a position's weights to that of its keys: p (d - sum over positions of p d),

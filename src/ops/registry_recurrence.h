@@ -8,22 +8,17 @@
 #include "ouzel/recurrence.h"
 #include "src/ops/operator_call.h"
 #include "src/ops/registry.h"
+#include "src/ops/registry_rows.h"
 
 namespace ouzel {
 
-inline TensorInfo rows_of_any_type(const char* name, const char* shape, const char* gradient) {
-  TensorInfo rows = {name, shape, gradient};
-  rows.takes_half = true;
-  return rows;
-}
-
 // Tensors of every matrix-state law without a normaliser.
-inline const TensorInfo kQueryTensor = rows_of_any_type("q", "B T HQ K", "dq");
-inline const TensorInfo kKeyTensor = rows_of_any_type("k", "B T HK K", "dk");
-inline const TensorInfo kValueTensor = rows_of_any_type("v", "B T HV V", "dv");
+inline const TensorInfo kQueryTensor = token_rows("q", "B T HQ K", "dq");
+inline const TensorInfo kKeyTensor = token_rows("k", "B T HK K", "dk");
+inline const TensorInfo kValueTensor = token_rows("v", "B T HV V", "dv");
 inline const TensorInfo kInitialStateTensor = {"initial_state", "N HV K V", "dh0", true,
                                                "form!=parallel"};
-inline const TensorInfo kOutputTensor = rows_of_any_type("o", "B T HO V", "do");
+inline const TensorInfo kOutputTensor = token_rows("o", "B T HO V", "do");
 inline const TensorInfo kFinalStateTensor = {"final_state", "N HV K V", "dht", false,
                                              "form!=parallel"};
 inline const TensorInfo kWeightsTensor = {"weights", "B HO T T", "", false, "form=parallel"};

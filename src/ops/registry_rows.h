@@ -19,6 +19,14 @@ std::vector<OperatorInfo> memory_rows();             // registry_memories.cc
 std::vector<OperatorInfo> average_rows();            // registry_averages.cc
 std::vector<OperatorInfo> onnx_rows();               // registry_onnx.cc
 
+// A tensor with a row for each token: float32, bfloat16 or float16, whichever it is given as.
+inline TensorInfo token_rows(const char* name, const char* shape, const char* gradient,
+                             bool optional = false) {
+  TensorInfo rows = {name, shape, gradient, optional};
+  rows.takes_half = true;
+  return rows;
+}
+
 inline constexpr NumberRange kNotNegative = {.least = 0}, kAtLeastOne = {.least = 1};
 inline constexpr NumberRange kPositive = {.above = 0};
 

@@ -65,10 +65,10 @@ void run_abc(OperatorCall& call) {
 }  // namespace
 
 std::vector<OperatorInfo> slot_rows() {
-  const TensorInfo q = {"q", "B T HQ K", "dq"}, k = {"k", "B T H K", "dk"};
-  const TensorInfo v = {"v", "B T H V", "dv"}, s = {"s", "B T H M", "ds"};
+  const TensorInfo q = token_rows("q", "B T HQ K", "dq"), k = token_rows("k", "B T H K", "dk");
+  const TensorInfo v = token_rows("v", "B T H V", "dv"), s = token_rows("s", "B T H M", "ds");
   const TensorInfo hk0 = {"hk0", "N H K M", "dhk0", true}, hv0 = {"hv0", "N H M V", "dhv0", true};
-  const TensorInfo o = {"o", "B T HQ V", "do"};
+  const TensorInfo o = token_rows("o", "B T HQ V", "do");
   const TensorInfo hkt = {"hkt", "N H K M", "dhkt"}, hvt = {"hvt", "N H M V", "dhvt"};
   return {
       {"gsa",
@@ -76,7 +76,7 @@ std::vector<OperatorInfo> slot_rows() {
        "hk' = hk Diag(exp g) + k s^T; p = softmax(hk'^T (scale q)); hv' = Diag(exp g) hv + s v^T; "
        "o = hv'^T p",
        "arXiv:2409.07146",
-       {q, k, v, s, {"g", "B T H M", "dg"}, hk0, hv0},
+       {q, k, v, s, token_rows("g", "B T H M", "dg"), hk0, hv0},
        {o, hkt, hvt},
        {kScaleAttribute, kCuSeqlensAttribute},
        run_gsa,

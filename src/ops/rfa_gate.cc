@@ -33,10 +33,10 @@ struct Call {
         gate_shape{k_shape[0], k_shape[1], heads},
         s_shape{sequences.count(), heads, sizes.features(), sizes.values},
         z_shape{sequences.count(), heads, sizes.features()},
-        q(required<const float, 4>(op, "q", in.q, k_shape)),
-        k(required<const float, 4>(op, "k", in.k, k_shape)),
-        v(required<const float, 4>(op, "v", in.v, o_shape)),
-        gate(required<const float, 3>(op, "gate", in.gate, gate_shape)),
+        q(required<const void, 4>(op, "q", in.q, k_shape)),
+        k(required<const void, 4>(op, "k", in.k, k_shape)),
+        v(required<const void, 4>(op, "v", in.v, o_shape)),
+        gate(required<const void, 3>(op, "gate", in.gate, gate_shape)),
         sigma(view_of<const float, 1>(op, "sigma", in.sigma, {sizes.keys})),
         s0(view_of<const float, 4>(op, "initial_state", in.initial_state, s_shape)),
         z0(view_of<const float, 3>(op, "initial_z", in.initial_z, z_shape)) {
@@ -68,8 +68,8 @@ struct Call {
   std::array<std::int64_t, 3> gate_shape;
   std::array<std::int64_t, 4> s_shape;
   std::array<std::int64_t, 3> z_shape;
-  View<const float, 4> q, k, v;
-  View<const float, 3> gate;
+  AnyView<const void, 4> q, k, v;
+  AnyView<const void, 3> gate;
   View<const float, 1> sigma;
   View<const float, 4> s0;
   View<const float, 3> z0;
@@ -83,7 +83,7 @@ struct Features {
         scaled(memory.template take<double>(z.keys)),
         f(memory.template take<double>(z.features())) {}
 
-  void map(Isa isa, const Call& c, const Matrix64& w, const float* row) {
+  void map(Isa isa, const Call& c, const Matrix64& w, const AnyRows<const void>& row) {
     const Sizes& z = c.sizes;
     read(row, z.keys, unit);
     inverse = 1 / std::sqrt(dot(isa, unit, unit, z.keys) + kNormEps);
@@ -202,7 +202,7 @@ void check_gates(Context& context, const Call& c) {
 
 void rfa_gate(Context& context, const RfaGateInputs& inputs, const RfaGateOutputs& outputs) {
   const Call c("rfa_gate", inputs);
-  const auto o = required<float, 4>(c.op, "o", outputs.o, c.o_shape);
+  const auto o = required<void, 4>(c.op, "o", outputs.o, c.o_shape);
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.s_shape);
   const auto z_final = view_of<float, 3>(c.op, "z", outputs.z, c.z_shape);
   if (c.sequences.are_empty(final, z_final)) return;
@@ -224,14 +224,14 @@ void rfa_gate(Context& context, const RfaGateInputs& inputs, const RfaGateOutput
 void rfa_gate_backward(Context& context, const RfaGateInputs& inputs,
                        const RfaGateOutputGrads& output_grads, const RfaGateInputGrads& grads) {
   const Call c("rfa_gate_backward", inputs);
-  const auto d_o = required<const float, 4>(c.op, "d_o", output_grads.o, c.o_shape);
+  const auto d_o = required<const void, 4>(c.op, "d_o", output_grads.o, c.o_shape);
   const auto ds_last =
       view_of<const float, 4>(c.op, "d_final_state", output_grads.final_state, c.s_shape);
   const auto dz_last = view_of<const float, 3>(c.op, "dz", output_grads.z, c.z_shape);
-  const auto dq = view_of<float, 4>(c.op, "dq", grads.q, c.k_shape);
-  const auto dk = view_of<float, 4>(c.op, "dk", grads.k, c.k_shape);
-  const auto dv = view_of<float, 4>(c.op, "dv", grads.v, c.o_shape);
-  const auto dgate = view_of<float, 3>(c.op, "dgate", grads.gate, c.gate_shape);
+  const auto dq = view_of<void, 4>(c.op, "dq", grads.q, c.k_shape);
+  const auto dk = view_of<void, 4>(c.op, "dk", grads.k, c.k_shape);
+  const auto dv = view_of<void, 4>(c.op, "dv", grads.v, c.o_shape);
+  const auto dgate = view_of<void, 3>(c.op, "dgate", grads.gate, c.gate_shape);
   const auto dsigma = view_of<float, 1>(c.op, "dsigma", grads.sigma, {c.sizes.keys});
   const auto ds0 = view_of<float, 4>(c.op, "d_initial_state", grads.initial_state, c.s_shape);
   const auto dz0 = view_of<float, 3>(c.op, "d_initial_z", grads.initial_z, c.z_shape);

@@ -1,5 +1,5 @@
-// What operators in float64 share: rows to and from float32, work space, heads that share keys, and
-// the states of a sequence in reverse.
+// What operators in float64 share: rows to and from other floats, work space, heads that share
+// keys, and the states of a sequence in reverse.
 #pragma once
 
 #include <algorithm>
@@ -20,10 +20,17 @@ inline void read(const float* row, std::int64_t n, double* to) {
 inline void write(const double* from, std::int64_t n, float* row) {
   for (std::int64_t i = 0; i < n && row != nullptr; ++i) row[i] = static_cast<float>(from[i]);
 }
+// The same of floats of any type.
+void read(const AnyRows<const void>& row, std::int64_t n, double* to);
+void write(const double* from, std::int64_t n, const AnyRows<void>& row);
 // The address of a row, or null where the view has no data.
 template <class T, int Rank, class... Index>
 T* row_at(const View<T, Rank>& view, Index... index) {
   return view.data == nullptr ? nullptr : view(index...);
+}
+template <class Void, int Rank, class... Index>
+AnyRows<Void> row_at(const AnyView<Void, Rank>& view, Index... index) {
+  return view.data == nullptr ? AnyRows<Void>() : view(index...);
 }
 // A matrix [rows, columns] that stands at these indices of a view, its rows contiguous.
 template <class T, int Rank, class... Index>
@@ -59,7 +66,7 @@ inline void write_with_z(const Matrix64& from, const View<float, 4>& s, const Vi
 }
 
 // The factor of a log decay, which is 0 where rounding took it above; NaN stays.
-inline double decay_of(float g) { return std::exp(std::min(static_cast<double>(g), 0.0)); }
+inline double decay_of(double g) { return std::exp(std::min(g, 0.0)); }
 
 inline void clear(double* x, std::int64_t n) { std::fill(x, x + n, 0.0); }
 inline void copy(const double* from, std::int64_t n, double* to) { std::copy(from, from + n, to); }

@@ -32,11 +32,11 @@ struct Call {
         hv_shape{sequences.count(), heads, sizes.slots, sizes.values},
         lse_shape{sequences.count(), heads, sizes.slots},
         scale(scale_of(op, given_scale, sizes.keys)),
-        q(required<const float, 4>(op, "q", in.q, q_shape)),
-        k(required<const float, 4>(op, "k", in.k, k_shape)),
-        v(required<const float, 4>(op, "v", in.v, {q_shape[0], q_shape[1], heads, sizes.values})),
-        s(required<const float, 4>(op, "s", in.s, {q_shape[0], q_shape[1], heads, sizes.slots})),
-        g(view_of<const float, 4>(op, "g", in.g, s.extent)),
+        q(required<const void, 4>(op, "q", in.q, q_shape)),
+        k(required<const void, 4>(op, "k", in.k, k_shape)),
+        v(required<const void, 4>(op, "v", in.v, {q_shape[0], q_shape[1], heads, sizes.values})),
+        s(required<const void, 4>(op, "s", in.s, {q_shape[0], q_shape[1], heads, sizes.slots})),
+        g(view_of<const void, 4>(op, "g", in.g, s.extent)),
         hk0(view_of<const float, 4>(op, "hk0", in.hk, hk_shape)),
         hv0(view_of<const float, 4>(op, "hv0", in.hv, hv_shape)),
         lse0(view_of<const float, 3>(op, "lse0", in.lse, lse_shape)) {}
@@ -49,7 +49,8 @@ struct Call {
   std::array<std::int64_t, 4> k_shape, o_shape, hk_shape, hv_shape;
   std::array<std::int64_t, 3> lse_shape;
   double scale;
-  View<const float, 4> q, k, v, s, g, hk0, hv0;
+  AnyView<const void, 4> q, k, v, s, g;
+  View<const float, 4> hk0, hv0;
   View<const float, 3> lse0;
 };
 
@@ -88,11 +89,14 @@ void begin(const Call& c, const Segment& seq, std::int64_t n, std::int64_t h, La
     check_cancelled_at(t);
     double *write = w.write + t * z.slots, *keep = w.keep + t * z.slots;
     read(c.s(seq.batch, seq.begin + t, h), z.slots, write);
+    if (c.g.data != nullptr) {
+      const AnyRows<const void> g = c.g(seq.batch, seq.begin + t, h);
+      decay.see(g, z.slots);
+      read(g, z.slots, keep);
+    }
     for (std::int64_t m = 0; m < z.slots; ++m) {
       if (c.g.data != nullptr) {
-        const float g = c.g.at(seq.batch, seq.begin + t, h, m);
-        decay.see(g);
-        keep[m] = decay_of(g);
+        keep[m] = decay_of(keep[m]);
       } else {
         const double s = write[m], top = std::max(w.lse[m], s);
         const double lse =
@@ -120,7 +124,7 @@ void advance(Isa isa, const Call& c, const Segment& seq, std::int64_t h, std::in
 }
 
 // scale q of a query head into w.q, and its weights of the slots into w.p.
-void look_up(Isa isa, const Call& c, const float* q, double* state, Work& w) {
+void look_up(Isa isa, const Call& c, const AnyRows<const void>& q, double* state, Work& w) {
   read(q, c.sizes.keys, w.q);
   for (std::int64_t i = 0; i < c.sizes.keys; ++i) w.q[i] *= c.scale;
   clear(w.p, c.sizes.slots);
@@ -152,7 +156,7 @@ void slots_forward(Context& context, const char* op, std::optional<double> scale
                    const SlotTensors<true>& inputs, const Segments* segments, const Tensor& o,
                    const SlotTensors<false>& final) {
   const Call c(op, scale, inputs, segments);
-  const auto o_rows = required<float, 4>(op, "o", o, c.o_shape);
+  const auto o_rows = required<void, 4>(op, "o", o, c.o_shape);
   const auto hkt = view_of<float, 4>(op, "hkt", final.hk, c.hk_shape);
   const auto hvt = view_of<float, 4>(op, "hvt", final.hv, c.hv_shape);
   const auto lset = view_of<float, 3>(op, "lset", final.lse, c.lse_shape);
@@ -184,14 +188,14 @@ void slots_backward(Context& context, const char* op, std::optional<double> scal
                     const ConstTensor& d_o, const SlotTensors<true>& upstream,
                     const SlotTensors<false>& grads) {
   const Call c(op, scale, inputs, segments);
-  const auto d_o_rows = required<const float, 4>(op, "d_o", d_o, c.o_shape);
+  const auto d_o_rows = required<const void, 4>(op, "d_o", d_o, c.o_shape);
   const auto dhkt = view_of<const float, 4>(op, "dhkt", upstream.hk, c.hk_shape);
   const auto dhvt = view_of<const float, 4>(op, "dhvt", upstream.hv, c.hv_shape);
-  const auto dq = view_of<float, 4>(op, "dq", grads.q, c.q.extent);
-  const auto dk = view_of<float, 4>(op, "dk", grads.k, c.k.extent);
-  const auto dv = view_of<float, 4>(op, "dv", grads.v, c.v.extent);
-  const auto ds = view_of<float, 4>(op, "ds", grads.s, c.s.extent);
-  const auto dg = view_of<float, 4>(op, "dg", grads.g, c.s.extent);
+  const auto dq = view_of<void, 4>(op, "dq", grads.q, c.q.extent);
+  const auto dk = view_of<void, 4>(op, "dk", grads.k, c.k.extent);
+  const auto dv = view_of<void, 4>(op, "dv", grads.v, c.v.extent);
+  const auto ds = view_of<void, 4>(op, "ds", grads.s, c.s.extent);
+  const auto dg = view_of<void, 4>(op, "dg", grads.g, c.s.extent);
   const auto dhk0 = view_of<float, 4>(op, "dhk0", grads.hk, c.hk_shape);
   const auto dhv0 = view_of<float, 4>(op, "dhv0", grads.hv, c.hv_shape);
   const auto dlse0 = view_of<float, 3>(op, "dlse0", grads.lse, c.lse_shape);

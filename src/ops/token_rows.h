@@ -2,11 +2,14 @@
 // the pass (strides are negative when time runs backwards).
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
 #include "ouzel/segments.h"
 #include "ouzel/tensor.h"
+#include "src/base/half.h"
 
 namespace ouzel {
 
@@ -38,6 +41,33 @@ struct AnyRows {
     using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
     if (first == nullptr) return *this;
     return {static_cast<Byte*>(first) + column * size_of(dtype), stride, dtype};
+  }
+};
+
+// A view of floats of any type with unit last stride; view(b, t, h) are the rows of that head from
+// token t on.
+template <class Void, int Rank>
+struct AnyView {
+  Void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::array<std::int64_t, Rank> extent{};
+  std::array<std::int64_t, Rank> stride{};
+
+  template <class... Index>
+  AnyRows<Void> operator()(Index... index) const {
+    const std::int64_t ix[] = {static_cast<std::int64_t>(index)...};
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < sizeof...(Index); ++i) offset += ix[i] * stride[i];
+    return AnyRows<Void>{data, stride[1], dtype}.from(offset);
+  }
+  // One number.
+  template <class... Index>
+  float at(Index... index) const {
+    static_assert(sizeof...(Index) == static_cast<std::size_t>(Rank));
+    const AnyRows<Void> x = (*this)(index...);
+    if (dtype == DType::kF32) return *static_cast<const float*>(x.first);
+    return dtype == DType::kBF16 ? to_float(*static_cast<const BFloat16*>(x.first))
+                                 : to_float(*static_cast<const Float16*>(x.first));
   }
 };
 

@@ -27,12 +27,12 @@ struct Call {
         s_shape{sequences.count(), heads, sizes.width, sizes.width},
         hb_shape{sequences.count(), heads, sizes.width},
         scale(scale_of(op, options.scale, sizes.width)),
-        q(required<const float, 4>(op, "q", in.q, shape)),
-        k(required<const float, 4>(op, "k", in.k, shape)),
-        v(required<const float, 4>(op, "v", in.v, shape)),
+        q(required<const void, 4>(op, "q", in.q, shape)),
+        k(required<const void, 4>(op, "k", in.k, shape)),
+        v(required<const void, 4>(op, "v", in.v, shape)),
         w(required<const float, 2>(op, "w", in.w, {heads, sizes.width})),
         b(required<const float, 2>(op, "b", in.b, {heads, sizes.width})),
-        eta(required<const float, 3>(op, "eta", in.eta, eta_shape)),
+        eta(required<const void, 3>(op, "eta", in.eta, eta_shape)),
         s0(view_of<const float, 4>(op, "initial_state", in.initial_state, s_shape)),
         hb0(view_of<const float, 3>(op, "initial_bias", in.initial_bias, hb_shape)) {
     checked(op, "eps", options.eps, 0);
@@ -60,9 +60,9 @@ struct Call {
   std::array<std::int64_t, 4> s_shape;
   std::array<std::int64_t, 3> hb_shape;
   double scale;
-  View<const float, 4> q, k, v;
+  AnyView<const void, 4> q, k, v;
   View<const float, 2> w, b;
-  View<const float, 3> eta;
+  AnyView<const void, 3> eta;
   View<const float, 4> s0;
   View<const float, 3> hb0;
 };
@@ -257,7 +257,7 @@ void learn_adjoint(Isa isa, const Call& c, std::int64_t s, double* state, const 
 void ttt_linear(Context& context, const TttLinearOptions& options, const TttLinearInputs& inputs,
                 const TttLinearOutputs& outputs) {
   const Call c("ttt_linear", options, inputs);
-  const auto o = required<float, 4>(c.op, "o", outputs.o, c.shape);
+  const auto o = required<void, 4>(c.op, "o", outputs.o, c.shape);
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.s_shape);
   const auto bias = view_of<float, 3>(c.op, "final_bias", outputs.final_bias, c.hb_shape);
   if (c.sequences.are_empty(final, bias)) return;
@@ -288,17 +288,17 @@ void ttt_linear_backward(Context& context, const TttLinearOptions& options,
                          const TttLinearInputs& inputs, const TttLinearOutputGrads& output_grads,
                          const TttLinearInputGrads& grads) {
   const Call c("ttt_linear_backward", options, inputs);
-  const auto d_o = required<const float, 4>(c.op, "d_o", output_grads.o, c.shape);
+  const auto d_o = required<const void, 4>(c.op, "d_o", output_grads.o, c.shape);
   const auto ds_last =
       view_of<const float, 4>(c.op, "d_final_state", output_grads.final_state, c.s_shape);
   const auto dhb_last =
       view_of<const float, 3>(c.op, "d_final_bias", output_grads.final_bias, c.hb_shape);
-  const auto dq = view_of<float, 4>(c.op, "dq", grads.q, c.shape);
-  const auto dk = view_of<float, 4>(c.op, "dk", grads.k, c.shape);
-  const auto dv = view_of<float, 4>(c.op, "dv", grads.v, c.shape);
+  const auto dq = view_of<void, 4>(c.op, "dq", grads.q, c.shape);
+  const auto dk = view_of<void, 4>(c.op, "dk", grads.k, c.shape);
+  const auto dv = view_of<void, 4>(c.op, "dv", grads.v, c.shape);
   const auto dw = view_of<float, 2>(c.op, "dw", grads.w, c.w.extent);
   const auto db = view_of<float, 2>(c.op, "db", grads.b, c.w.extent);
-  const auto deta = view_of<float, 3>(c.op, "deta", grads.eta, c.eta_shape);
+  const auto deta = view_of<void, 3>(c.op, "deta", grads.eta, c.eta_shape);
   const auto ds0 = view_of<float, 4>(c.op, "d_initial_state", grads.initial_state, c.s_shape);
   const auto dhb0 = view_of<float, 3>(c.op, "d_initial_bias", grads.initial_bias, c.hb_shape);
   if (c.sequences.are_empty(ds0, dhb0)) return;
