@@ -375,7 +375,7 @@ TEST(ElementwiseScans, RefuseWhatTheyCannotTake) {
   expect_refused("g holds 2e-06; log decays should be at most 0", [&] {
     hgrn(context, {x.tensor(), g.tensor()}, {o.tensor(), {}, {}});
   });
-  expect_refused("hgrn: g should be F32 [2, 3, 4], not F32 [2, 3, 5]", [&] {
+  expect_refused("hgrn: g should be F32, BF16 or F16 [2, 3, 4], not F32 [2, 3, 5]", [&] {
     hgrn(context, {x.tensor(), wrong.tensor()}, {o.tensor(), {}, {}});
   });
   expect_refused("hgrn: g must be given", [&] { hgrn(context, {x.tensor(), {}}, {o.tensor()}); });

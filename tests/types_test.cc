@@ -124,5 +124,20 @@ TEST(Types, SixteenBitTensorsGiveWhatTheirValuesGive) {
   }
 }
 
+// More channels than go through scratch together, and more tokens: 2,100 and 150.
+TEST(Types, SixteenBitRowsOfManyChannels) {
+  const std::vector<std::vector<DType>> turns = {
+      {DType::kBF16}, {DType::kF16}, {DType::kBF16, DType::kF32, DType::kF16}};
+  const std::vector<std::string> names = {"short_conv", "hgrn", "rg_lru", "rwkv4"};
+  for (const TableCase& c : table_cases()) {
+    if (std::ranges::find(names, c.op) == names.end()) continue;
+    for (const std::vector<DType>& types : turns) {
+      Letters sizes = table_sizes(c, 150);
+      sizes["D"] = 2100;
+      expect_rounded(c, sizes, types);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ouzel::test

@@ -9,8 +9,9 @@
 
 namespace ouzel {
 
-// x, g and o [B, T, D]; states [N, D]. float32, any strides with unit last stride; outputs overlap
-// nothing, but final states may be the memory of the initial ones.
+// x, g and o [B, T, D]; states [N, D]. Rows of tokens are float32, bfloat16 or float16, each tensor
+// its own, the rest float32; any strides with unit last stride; outputs overlap nothing, but final
+// states may be the memory of the initial ones.
 //
 // g is a natural logarithm, at most 0 (up to 1e-6 counts as 0, more is an error and leaves outputs
 // unspecified); -inf is a reset: the old state is dropped, even if it is NaN. NaN propagates within
@@ -31,8 +32,9 @@ struct HgrnOutputs {
 
 OUZEL_EXPORT void hgrn(Context& context, const HgrnInputs& inputs, const HgrnOutputs& outputs);
 
-// `o` is what the forward pass gave; d_final may be absent (zeros). Gradients are assigned; absent
-// ones are not computed. That of a gate of -inf is 0.
+// `o` is what the forward pass gave, float32, or absent: then it is computed again; d_final may be
+// absent (zeros). Gradients are assigned; absent ones are not computed. That of a gate of -inf is
+// 0.
 OUZEL_EXPORT void hgrn_backward(Context& context, const HgrnInputs& inputs, const ConstTensor& o,
                                 const ConstTensor& d_o, const ConstTensor& d_final,
                                 const Tensor& dx, const Tensor& dg, const Tensor& d_initial);

@@ -15,9 +15,10 @@ struct RgLruOptions {
   bool first_multiplier_one = false;  // the root is 1 at the first token of a sequence
 };
 
-// x, r, i (before the sigmoid) and o [B, T, D]; a_param [D]; states [N, D]. float32, any strides
-// with unit last stride; final states may be the memory of the initial ones. NaN propagates within
-// its channel, and an infinity becomes NaN.
+// x, r, i (before the sigmoid) and o [B, T, D]; a_param [D]; states [N, D]. Rows of tokens are
+// float32, bfloat16 or float16, each tensor its own, the rest float32; any strides with unit last
+// stride; final states may be the memory of the initial ones. NaN propagates within its channel,
+// and an infinity becomes NaN.
 struct RgLruInputs {
   ConstTensor x = {}, r = {}, i = {}, a_param = {};
   ConstTensor initial_state = {}, initial_residue = {};  // as in ouzel/hgrn.h
@@ -38,7 +39,8 @@ struct RgLruInputGrads {
   Tensor x = {}, r = {}, i = {}, a_param = {}, initial_state = {};
 };
 
-// `o` is what the forward pass gave; d_final may be absent (zeros).
+// `o` is what the forward pass gave, float32, or absent: then it is computed again; d_final may be
+// absent (zeros).
 OUZEL_EXPORT void rg_lru_backward(Context& context, const RgLruOptions& options,
                                   const RgLruInputs& inputs, const ConstTensor& o,
                                   const ConstTensor& d_o, const ConstTensor& d_final,

@@ -14,9 +14,10 @@
 
 namespace ouzel {
 
-// k, v and o [B, T, C]; w (raw: d = -e^w) and u [C]; states [N, 3, 1, C] = alpha, beta, eps.
-// float32, any strides with unit last stride; final states may be the memory of the initial ones.
-// NaN propagates within its channel.
+// k, v and o [B, T, C]; w (raw: d = -e^w) and u [C]; states [N, 3, 1, C] = alpha, beta, eps. Rows
+// of tokens are float32, bfloat16 or float16, each tensor its own, the rest float32; any strides
+// with unit last stride; final states may be the memory of the initial ones. NaN propagates within
+// its channel.
 struct Rwkv4Inputs {
   ConstTensor k = {}, v = {}, w = {}, u = {};
   ConstTensor initial_state = {};  // absent: alpha = beta = 0, eps = -1e38

@@ -13,10 +13,11 @@ struct SelectiveScanOptions {
   bool dt_softplus = false;  // dt := softplus(dt + dt_bias)
 };
 
-// x, dt, z and o [B, T, D]; A [D, M]; B and C [B, T, M]; D and dt_bias [D]; states [N, D, M].
-// float32, any strides with unit last stride; final states may be the memory of the initial ones.
-// dt A is a log decay: at most 0 (up to 1e-6 counts as 0, more is an error and leaves outputs
-// unspecified). NaN propagates within its channel, from B and C to all; an infinity becomes NaN.
+// x, dt, z and o [B, T, D]; A [D, M]; B and C [B, T, M]; D and dt_bias [D]; states [N, D, M]. Rows
+// of tokens are float32, bfloat16 or float16, each tensor its own, the rest float32; any strides
+// with unit last stride; final states may be the memory of the initial ones. dt A is a log decay:
+// at most 0 (up to 1e-6 counts as 0, more is an error and leaves outputs unspecified). NaN
+// propagates within its channel, from B and C to all; an infinity becomes NaN.
 struct SelectiveScanInputs {
   ConstTensor x = {}, dt = {}, a = {}, b = {}, c = {};
   ConstTensor d = {}, z = {}, dt_bias = {};              // absent: 0, no gate, 0

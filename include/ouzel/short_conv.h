@@ -18,7 +18,7 @@ struct ShortConvOptions {
 };
 
 // x [B, T, D], weight [D, W] (or [D, 1, W]), bias [D] or absent, states [N, D, W], y [B, T, D].
-// float32.
+// Rows of tokens are float32, bfloat16 or float16, each tensor its own, the rest float32.
 struct ShortConvInputs {
   ConstTensor x = {}, weight = {}, bias = {};
   ConstTensor initial_state = {};      // absent: zeros

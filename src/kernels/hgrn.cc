@@ -26,15 +26,16 @@ using V = hn::Vec<D>;
 constexpr int64_t kLanes = HWY_LANES(float);
 constexpr int kGroup = 4;  // vectors side by side
 
-float HgrnForward(const TokenRange& range, TokenRows<const float> x_rows,
-                  TokenRows<const float> g_rows, TokenRows<float> o, float* high, float* low) {
+template <class In, class Out>
+float Forward(const TokenRange& range, TokenRows<const void> x_rows, TokenRows<const void> g_rows,
+              TokenRows<void> o, float* high, float* low) {
   const D d;
   V top = hn::Zero(d);
   for (int64_t t = 0; t < range.tokens; ++t) {
     check_cancelled_at(t);
-    const float* xt = x_rows.data + t * x_rows.stride;
-    const float* gt = g_rows.data + t * g_rows.stride;
-    float* ot = o.data + t * o.stride;
+    const In* xt = row_of<In>(x_rows, t);
+    const In* gt = row_of<In>(g_rows, t);
+    Out* ot = row_of<Out>(o, t);
     ForGroups<kGroup>(
         d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
           constexpr int kCount = count;
@@ -68,15 +69,23 @@ float HgrnForward(const TokenRange& range, TokenRows<const float> x_rows,
   return hn::GetLane(hn::MaxOfLanes(d, top));
 }
 
-void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<const float> h,
-                  const float* h0, TokenRows<const float> d_o, TokenRows<float> dx,
-                  TokenRows<float> dg, float* high, float* low) {
+float HgrnForward(const TokenRange& range, TokenRows<const void> x, TokenRows<const void> g,
+                  TokenRows<void> o, float* high, float* low) {
+  return for_types(range, [&](auto in, auto out) {
+    return Forward<decltype(in), decltype(out)>(range, x, g, o, high, low);
+  });
+}
+
+template <class In, class Out>
+void Backward(const TokenRange& range, TokenRows<const void> g, TokenRows<const float> h,
+              const float* h0, TokenRows<const void> d_o, TokenRows<void> dx, TokenRows<void> dg,
+              float* high, float* low) {
   const D d;
   for (int64_t t = range.tokens; t-- > 0;) {
     check_cancelled_at(t);
-    const float* gt = g.data + t * g.stride;
+    const In* gt = row_of<In>(g, t);
     const float* before = t > 0 ? h.data + (t - 1) * h.stride : h0;
-    const float* d_ot = d_o.data + t * d_o.stride;
+    const In* d_ot = row_of<In>(d_o, t);
     ForGroups<kGroup>(
         d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
           constexpr int kCount = count;
@@ -96,7 +105,7 @@ void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<c
           decay_parts<kCount>(d, gate, kept, power, part);
           round_sums<kCount>(d, dh, rest);
           if (dx.data != nullptr) {
-            lanes.Output(dh, d, dx.data + t * dx.stride + first, range.stream);
+            lanes.Output(dh, d, row_of<Out>(dx, t) + first, range.stream);
           }
           if (dg.data != nullptr) {
             V slope[kCount];
@@ -106,7 +115,7 @@ void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<c
               const V old = lanes.Load(d, before + first + j * kLanes);
               slope[j] = hn::IfThenElseZero(kept[j], hn::Mul(hn::Mul(dh[j], factor), old));
             }
-            lanes.Output(slope, d, dg.data + t * dg.stride + first, range.stream);
+            lanes.Output(slope, d, row_of<Out>(dg, t) + first, range.stream);
           }
           decay_sums<kCount>(d, dh, rest, kept, power, part, zeros);
           round_sums<kCount>(d, dh, rest);
@@ -121,6 +130,14 @@ void HgrnBackward(const TokenRange& range, TokenRows<const float> g, TokenRows<c
   if (range.stream) hwy::FlushStream();
 }
 
+void HgrnBackward(const TokenRange& range, TokenRows<const void> g, TokenRows<const float> h,
+                  const float* h0, TokenRows<const void> d_o, TokenRows<void> dx,
+                  TokenRows<void> dg, float* high, float* low) {
+  for_types(range, [&](auto in, auto out) {
+    Backward<decltype(in), decltype(out)>(range, g, h, h0, d_o, dx, dg, high, low);
+  });
+}
+
 }  // namespace ouzel::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -132,13 +149,13 @@ namespace ouzel {
 HWY_EXPORT(HgrnForward);
 HWY_EXPORT(HgrnBackward);
 
-float hgrn_forward(Isa isa, const TokenRange& range, TokenRows<const float> x,
-                   TokenRows<const float> g, TokenRows<float> o, float* high, float* low) {
+float hgrn_forward(Isa isa, const TokenRange& range, TokenRows<const void> x,
+                   TokenRows<const void> g, TokenRows<void> o, float* high, float* low) {
   return OUZEL_DISPATCH(isa, HgrnForward)(range, x, g, o, high, low);
 }
-void hgrn_backward(Isa isa, const TokenRange& range, TokenRows<const float> g,
-                   TokenRows<const float> h, const float* h0, TokenRows<const float> d_o,
-                   TokenRows<float> dx, TokenRows<float> dg, float* high, float* low) {
+void hgrn_backward(Isa isa, const TokenRange& range, TokenRows<const void> g,
+                   TokenRows<const float> h, const float* h0, TokenRows<const void> d_o,
+                   TokenRows<void> dx, TokenRows<void> dg, float* high, float* low) {
   OUZEL_DISPATCH(isa, HgrnBackward)(range, g, h, h0, d_o, dx, dg, high, low);
 }
 

@@ -48,15 +48,16 @@ HWY_INLINE void Gates(D d, Lanes lanes, const float* rate, bool is_one, V* r, V*
   }
 }
 
-void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<float> o, float* high,
-                  float* low) {
+template <class In, class Out>
+void Forward(const TokenRange& range, const RgLruRows& rows, TokenRows<void> o, float* high,
+             float* low) {
   const D d;
   for (int64_t t = 0; t < range.tokens; ++t) {
     check_cancelled_at(t);
-    const float* xt = rows.x.data + t * rows.x.stride;
-    const float* rt = rows.r.data + t * rows.r.stride;
-    const float* it = rows.i.data + t * rows.i.stride;
-    float* ot = o.data + t * o.stride;
+    const In* xt = row_of<In>(rows.x, t);
+    const In* rt = row_of<In>(rows.r, t);
+    const In* it = row_of<In>(rows.i, t);
+    Out* ot = row_of<Out>(o, t);
     const bool is_one = rows.first_is_one && t == 0;
     ForGroups<kGroup>(
         d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
@@ -94,9 +95,17 @@ void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<floa
   if (range.stream) hwy::FlushStream();
 }
 
-void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<const float> h,
-                   const float* h0, TokenRows<const float> d_o, const RgLruGradRows& grads,
-                   float* high, float* low) {
+void RgLruForward(const TokenRange& range, const RgLruRows& rows, TokenRows<void> o, float* high,
+                  float* low) {
+  for_types(range, [&](auto in, auto out) {
+    Forward<decltype(in), decltype(out)>(range, rows, o, high, low);
+  });
+}
+
+template <class In, class Out>
+void Backward(const TokenRange& range, const RgLruRows& rows, TokenRows<const float> h,
+              const float* h0, TokenRows<const void> d_o, const RgLruGradRows& grads, float* high,
+              float* low) {
   const D d;
   const V one = hn::Set(d, 1.0f), zero = hn::Zero(d);
   for (int64_t t = range.tokens; t-- > 0;) {
@@ -112,13 +121,14 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {
             const int64_t i = first + j * kLanes;
-            for (const TokenRows<const float>& list : {rows.x, rows.r, rows.i, h, d_o}) {
-              fetch(list.data + t * list.stride + i, -list.stride);
+            for (const TokenRows<const void>& list : {rows.x, rows.r, rows.i, d_o}) {
+              fetch(row_of<In>(list, t) + i, -list.stride);
             }
-            open[j] = lanes.Load(d, rows.r.data + t * rows.r.stride + i);
-            in[j] = lanes.Load(d, rows.i.data + t * rows.i.stride + i);
+            fetch(h.data + t * h.stride + i, -h.stride);
+            open[j] = lanes.Load(d, row_of<In>(rows.r, t) + i);
+            in[j] = lanes.Load(d, row_of<In>(rows.i, t) + i);
             dh[j] = lanes.Load(d, high + i);
-            rest[j] = hn::Add(lanes.Load(d, d_o.data + t * d_o.stride + i), lanes.Load(d, low + i));
+            rest[j] = hn::Add(lanes.Load(d, row_of<In>(d_o, t) + i), lanes.Load(d, low + i));
             zeros[j] = zero;
           }
           Gates<kCount>(d, lanes, rows.rate + first, is_one, open, in, kept, power, part, a, root);
@@ -127,7 +137,7 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {
             const int64_t i = first + j * kLanes;
-            const V x = lanes.Load(d, rows.x.data + t * rows.x.stride + i);
+            const V x = lanes.Load(d, row_of<In>(rows.x, t) + i);
             const V through = hn::Mul(dh[j], root[j]), input = hn::Mul(in[j], x);
             dx[j] = hn::Mul(through, in[j]);
             di[j] = hn::Mul(hn::Mul(through, input), hn::Sub(one, in[j]));
@@ -142,9 +152,9 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
             accumulate(d, lanes, d_rate, grads.rate_high, grads.rate_low, i);
             dr[j] = hn::Mul(hn::Mul(d_rate, lanes.Load(d, rows.rate + i)), hn::Sub(one, open[j]));
           }
-          const auto put = [&](const TokenRows<float>& list, const V(&values)[kCount]) HWY_ATTR {
+          const auto put = [&](const TokenRows<void>& list, const V(&values)[kCount]) HWY_ATTR {
             if (list.data == nullptr) return;
-            lanes.Output(values, d, list.data + t * list.stride + first, range.stream);
+            lanes.Output(values, d, row_of<Out>(list, t) + first, range.stream);
           };
           put(grads.x, dx);
           put(grads.r, dr);
@@ -161,6 +171,14 @@ void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<con
   if (range.stream) hwy::FlushStream();
 }
 
+void RgLruBackward(const TokenRange& range, const RgLruRows& rows, TokenRows<const float> h,
+                   const float* h0, TokenRows<const void> d_o, const RgLruGradRows& grads,
+                   float* high, float* low) {
+  for_types(range, [&](auto in, auto out) {
+    Backward<decltype(in), decltype(out)>(range, rows, h, h0, d_o, grads, high, low);
+  });
+}
+
 }  // namespace ouzel::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -172,12 +190,12 @@ namespace ouzel {
 HWY_EXPORT(RgLruForward);
 HWY_EXPORT(RgLruBackward);
 
-void rg_lru_forward(Isa isa, const TokenRange& range, const RgLruRows& rows, TokenRows<float> o,
+void rg_lru_forward(Isa isa, const TokenRange& range, const RgLruRows& rows, TokenRows<void> o,
                     float* high, float* low) {
   OUZEL_DISPATCH(isa, RgLruForward)(range, rows, o, high, low);
 }
 void rg_lru_backward(Isa isa, const TokenRange& range, const RgLruRows& rows,
-                     TokenRows<const float> h, const float* h0, TokenRows<const float> d_o,
+                     TokenRows<const float> h, const float* h0, TokenRows<const void> d_o,
                      const RgLruGradRows& grads, float* high, float* low) {
   OUZEL_DISPATCH(isa, RgLruBackward)(range, rows, h, h0, d_o, grads, high, low);
 }

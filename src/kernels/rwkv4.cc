@@ -102,14 +102,15 @@ HWY_INLINE void AdvanceExponent(D d, Lanes lanes, const Rwkv4Rows& rows, int64_t
   }
 }
 
-void Rwkv4Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<float> o,
-                  const Rwkv4State& s) {
+template <class In, class Out>
+void Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<void> o,
+             const Rwkv4State& s) {
   const D d;
   for (int64_t t = 0; t < range.tokens; ++t) {
     check_cancelled_at(t);
-    const float* kt = rows.k.data + t * rows.k.stride;
-    const float* vt = rows.v.data + t * rows.v.stride;
-    float* ot = o.data == nullptr ? nullptr : o.data + t * o.stride;
+    const In* kt = row_of<In>(rows.k, t);
+    const In* vt = row_of<In>(rows.v, t);
+    Out* ot = o.data == nullptr ? nullptr : row_of<Out>(o, t);
     ForGroups<kGroup>(
         d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
           constexpr int kCount = count;
@@ -164,9 +165,19 @@ void Rwkv4Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<floa
   if (range.stream) hwy::FlushStream();
 }
 
+void Rwkv4Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<void> o,
+                  const Rwkv4State& s) {
+  for_types(range,
+            [&](auto in, auto out) { Forward<decltype(in), decltype(out)>(range, rows, o, s); });
+}
+
 // What the way back needs of each token: the sums before it, and its weights.
 enum History { kAlpha, kBeta, kPower, kPart, kAdd, kPast, kNow, kHistory };
 static_assert(kHistory == kRwkv4History);
+
+TokenRows<const float> wide(const TokenRows<const void>& rows) {
+  return {static_cast<const float*>(rows.data), rows.stride};
+}
 
 // The way there of a group of vectors, `start` the state before it.
 template <int kCount, class Lanes>
@@ -185,12 +196,12 @@ HWY_INLINE void Recompute(D d, Lanes lanes, const TokenRange& range, const Rwkv4
     beta[j] = lanes.Load(d, start.beta + i);
   }
   for (int64_t t = 0; t < range.tokens; ++t) {
-    fetch_ahead({rows.k, rows.v, d_o}, kCount * kLanes, range.channels, ahead);
+    fetch_ahead({wide(rows.k), wide(rows.v), d_o}, kCount * kLanes, range.channels, ahead);
     OUZEL_UNROLL
     for (int j = 0; j < kCount; ++j) {
       const int64_t i = first + j * kLanes;
-      k[j] = lanes.Load(d, rows.k.data + t * rows.k.stride + i);
-      v[j] = lanes.Load(d, rows.v.data + t * rows.v.stride + i);
+      k[j] = lanes.Load(d, row_of<float>(rows.k, t) + i);
+      v[j] = lanes.Load(d, row_of<float>(rows.v, t) + i);
     }
     Advance<kCount>(d, lanes, rows, first, k, eps, eps_low, holds, kept, power, part, keep, add,
                     past, now);
@@ -241,7 +252,7 @@ HWY_INLINE void Return(D d, Lanes lanes, const TokenRange& range, const Rwkv4Row
       const V alpha = hn::Load(d, from + kAlpha * kLanes);
       const V beta = hn::Load(d, from + kBeta * kLanes);
       const V past = hn::Load(d, from + kPast * kLanes), now = hn::Load(d, from + kNow * kLanes);
-      const V v = lanes.Load(d, rows.v.data + t * rows.v.stride + i);
+      const V v = lanes.Load(d, row_of<float>(rows.v, t) + i);
       power[j] = hn::Load(d, from + kPower * kLanes);
       part[j] = hn::Load(d, from + kPart * kLanes);
       kept[j] = kept_by(d, part[j]);
@@ -323,7 +334,7 @@ namespace ouzel {
 HWY_EXPORT(Rwkv4Forward);
 HWY_EXPORT(Rwkv4Backward);
 
-void rwkv4_forward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, TokenRows<float> o,
+void rwkv4_forward(Isa isa, const TokenRange& range, const Rwkv4Rows& rows, TokenRows<void> o,
                    const Rwkv4State& state) {
   OUZEL_DISPATCH(isa, Rwkv4Forward)(range, rows, o, state);
 }

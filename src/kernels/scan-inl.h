@@ -140,7 +140,29 @@ HWY_INLINE void two_sigmoids(D d, V* x, V* y) {
 
 // Asks for the row that comes two strides later: blocks of channels are too short for the processor
 // to see where the next row begins.
-HWY_INLINE void fetch(const float* row, std::int64_t stride) { hwy::Prefetch(row + 2 * stride); }
+template <class Element>
+HWY_INLINE void fetch(const Element* row, std::int64_t stride) {
+  hwy::Prefetch(row + 2 * stride);
+}
+// Row t of rows whose type is known.
+template <class Element>
+HWY_INLINE const Element* row_of(const TokenRows<const void>& rows, std::int64_t t) {
+  return static_cast<const Element*>(rows.data) + t * rows.stride;
+}
+template <class Element>
+HWY_INLINE Element* row_of(const TokenRows<void>& rows, std::int64_t t) {
+  return static_cast<Element*>(rows.data) + t * rows.stride;
+}
+// f(in, out), of a range's types.
+template <class F>
+HWY_INLINE auto for_types(const TokenRange& range, const F& f) {
+  const bool wide = range.out == DType::kF32;
+  if (range.in == DType::kBF16) {
+    return wide ? f(BFloat16(), float()) : f(BFloat16(), BFloat16());
+  }
+  if (range.in == DType::kF16) return wide ? f(Float16(), float()) : f(Float16(), Float16());
+  return f(float(), float());
+}
 
 // Where to fetch next, counted from the first token and channel of a call on.
 struct Ahead {

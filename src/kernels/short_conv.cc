@@ -2,6 +2,8 @@
 // the same chain of multiply-adds, oldest input first, whatever its neighbours.
 #include "src/kernels/short_conv.h"
 
+#include <type_traits>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/kernels/short_conv.cc"
 #include "src/kernels/targets.h"
@@ -26,11 +28,12 @@ constexpr int kTokens = 4;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
 // Vectors of a cache line. Rows of many channels fall into the same sets of the first-level cache,
 // more of them than it has ways: the whole line is used before the next row's.
-constexpr int kLine = HWY_MAX(1, 16 / kLanes);
+// Single floats (of the fallback) go alone: sixteen side by side would take a minute to compile.
+constexpr int kLine = kLanes == 1 ? 1 : HWY_MAX(1, 16 / kLanes);
 
 // z of kCount tokens from `x` on. kWidth 0: the width is known at run time only.
-template <int kCount, int kWidth, class Lanes>
-HWY_INLINE void Convolve(D d, const ConvTokens& c, const float* const* x, int64_t i, Lanes lanes,
+template <int kCount, int kWidth, class In, class Lanes>
+HWY_INLINE void Convolve(D d, const ConvTokens& c, const In* const* x, int64_t i, Lanes lanes,
                          V* z) {
   const V bias = lanes.Load(d, c.bias + i);
   HWY_UNROLL(4)
@@ -54,21 +57,28 @@ HWY_INLINE void Convolve(D d, const ConvTokens& c, const float* const* x, int64_
   }
 }
 
+// Rows of inputs, from a token on.
+template <class In>
+HWY_INLINE const In* const* RowsFrom(const void* const* rows, int64_t token) {
+  return reinterpret_cast<const In* const*>(rows + token);
+}
 // The row that a token is the first to read, or the last there is.
-HWY_INLINE const float* NextRow(const ConvTokens& c, int64_t token) {
+HWY_INLINE const void* NextRow(const ConvTokens& c, int64_t token) {
   return c.x[HWY_MIN(token, c.tokens - 1) + c.width - 1];
 }
 
-template <int kCount, int kWidth, bool kSilu>
-void ConvBlock(const ConvTokens& c, int64_t token, float* y, int64_t y_stride) {
+template <int kCount, int kWidth, bool kSilu, class In, class Out>
+void ConvBlock(const ConvTokens& c, int64_t token, Out* y, int64_t y_stride) {
   const D d;
   // Local copies of the pointers: the stores to y could change the array.
   constexpr int kRows = kCount + (kWidth == 0 ? 0 : kWidth - 1);
-  const float* rows[kRows];
-  for (int t = 0; t < kRows; ++t) rows[t] = c.x[token + t];
-  const float* const* x = kWidth == 0 ? c.x + token : rows;
-  const float* next[kCount];
-  for (int t = 0; t < kCount; ++t) next[t] = NextRow(c, token + kCount + t);
+  const In* rows[kRows];
+  for (int t = 0; t < kRows; ++t) rows[t] = static_cast<const In*>(c.x[token + t]);
+  const In* const* x = kWidth == 0 ? RowsFrom<In>(c.x, token) : rows;
+  const In* next[kCount];
+  for (int t = 0; t < kCount; ++t) {
+    next[t] = static_cast<const In*>(NextRow(c, token + kCount + t));
+  }
   ForGroups<kLine>(d, c.channels, [&](int64_t i, auto lanes, auto vectors) HWY_ATTR {
     constexpr int kVectors = vectors;
     V z[kVectors][kCount], out[kCount][kVectors];
@@ -88,44 +98,55 @@ void ConvBlock(const ConvTokens& c, int64_t token, float* y, int64_t y_stride) {
   });
 }
 
-template <int kWidth, bool kSilu>
-void ConvAll(const ConvTokens& c, float* y, int64_t y_stride) {
+template <int kWidth, bool kSilu, class In, class Out>
+void ConvAll(const ConvTokens& c, Out* y, int64_t y_stride) {
   int64_t t = 0;
   for (; t + kTokens <= c.tokens; t += kTokens) {
-    ConvBlock<kTokens, kWidth, kSilu>(c, t, y + t * y_stride, y_stride);
+    ConvBlock<kTokens, kWidth, kSilu, In>(c, t, y + t * y_stride, y_stride);
   }
-  for (; t < c.tokens; ++t) ConvBlock<1, kWidth, kSilu>(c, t, y + t * y_stride, y_stride);
+  for (; t < c.tokens; ++t) ConvBlock<1, kWidth, kSilu, In>(c, t, y + t * y_stride, y_stride);
   if (c.stream) hwy::FlushStream();
 }
 
-void Conv(const ConvTokens& c, float* y, int64_t y_stride) {
-  switch (c.width) {
-    case 2:
-      return c.silu ? ConvAll<2, true>(c, y, y_stride) : ConvAll<2, false>(c, y, y_stride);
-    case 3:
-      return c.silu ? ConvAll<3, true>(c, y, y_stride) : ConvAll<3, false>(c, y, y_stride);
-    case 4:
-      return c.silu ? ConvAll<4, true>(c, y, y_stride) : ConvAll<4, false>(c, y, y_stride);
-    default:
-      return c.silu ? ConvAll<0, true>(c, y, y_stride) : ConvAll<0, false>(c, y, y_stride);
-  }
+template <int kWidth, class In, class Out>
+void ConvOfWidth(const ConvTokens& c, Out* y, int64_t y_stride) {
+  c.silu ? ConvAll<kWidth, true, In>(c, y, y_stride) : ConvAll<kWidth, false, In>(c, y, y_stride);
 }
 
-template <int kCount, int kWidth, bool kSilu>
-void GradientBlock(const ConvTokens& c, int64_t token, const float* const* dy, float* dz,
+template <class In, class Out>
+void ConvAs(const ConvTokens& c, void* y, int64_t y_stride) {
+  Out* to = static_cast<Out*>(y);
+  if (c.width == 4) return ConvOfWidth<4, In>(c, to, y_stride);
+  if constexpr (std::is_same_v<Out, float>) {
+    if (c.width == 2) return ConvOfWidth<2, In>(c, to, y_stride);
+    if (c.width == 3) return ConvOfWidth<3, In>(c, to, y_stride);
+  }
+  ConvOfWidth<0, In>(c, to, y_stride);
+}
+
+void Conv(const ConvTokens& c, void* y, DType y_type, int64_t y_stride) {
+  if (c.dtype == DType::kBF16) return ConvAs<BFloat16, BFloat16>(c, y, y_stride);
+  if (c.dtype == DType::kF16) return ConvAs<Float16, Float16>(c, y, y_stride);
+  if (y_type == DType::kBF16) return ConvAs<float, BFloat16>(c, y, y_stride);
+  if (y_type == DType::kF16) return ConvAs<float, Float16>(c, y, y_stride);
+  ConvAs<float, float>(c, y, y_stride);
+}
+
+template <int kCount, int kWidth, bool kSilu, class In>
+void GradientBlock(const ConvTokens& c, int64_t token, const void* const* dy, float* dz,
                    float* sums) {
   const D d;
   const V one = hn::Set(d, 1.0f);
   constexpr int kRows = kCount + (kWidth == 0 ? 0 : kWidth - 1);
-  const float* rows[kRows];
-  for (int t = 0; t < kRows; ++t) rows[t] = c.x[token + t];
-  const float* const* x = kWidth == 0 ? c.x + token : rows;
+  const In* rows[kRows];
+  for (int t = 0; t < kRows; ++t) rows[t] = static_cast<const In*>(c.x[token + t]);
+  const In* const* x = kWidth == 0 ? RowsFrom<In>(c.x, token) : rows;
   const int64_t width = kWidth == 0 ? c.width : kWidth;
-  const float *given[kCount], *next_x[kCount], *next_dy[kCount];
+  const In *given[kCount], *next_x[kCount], *next_dy[kCount];
   for (int t = 0; t < kCount; ++t) {
-    given[t] = dy[token + t];
-    next_x[t] = NextRow(c, token + kCount + t);
-    next_dy[t] = dy[HWY_MIN(token + kCount + t, c.tokens - 1)];
+    given[t] = static_cast<const In*>(dy[token + t]);
+    next_x[t] = static_cast<const In*>(NextRow(c, token + kCount + t));
+    next_dy[t] = static_cast<const In*>(dy[HWY_MIN(token + kCount + t, c.tokens - 1)]);
   }
   ForGroups<kLine>(d, c.channels, [&](int64_t first, auto lanes, auto vectors) HWY_ATTR {
     constexpr int kVectors = vectors;
@@ -172,22 +193,31 @@ void GradientBlock(const ConvTokens& c, int64_t token, const float* const* dy, f
   });
 }
 
-template <int kWidth, bool kSilu>
-void GradientAll(const ConvTokens& c, const float* const* dy, float* dz, float* sums) {
+template <int kWidth, bool kSilu, class In>
+void GradientAll(const ConvTokens& c, const void* const* dy, float* dz, float* sums) {
   int64_t t = 0;
   for (; t + kTokens <= c.tokens; t += kTokens) {
-    GradientBlock<kTokens, kWidth, kSilu>(c, t, dy, dz, sums);
+    GradientBlock<kTokens, kWidth, kSilu, In>(c, t, dy, dz, sums);
   }
-  for (; t < c.tokens; ++t) GradientBlock<1, kWidth, kSilu>(c, t, dy, dz, sums);
+  for (; t < c.tokens; ++t) GradientBlock<1, kWidth, kSilu, In>(c, t, dy, dz, sums);
 }
 
-template <bool kSilu>
-void GradientsOfWidth(const ConvTokens& c, const float* const* dy, float* dz, float* sums) {
-  c.width == 4 ? GradientAll<4, kSilu>(c, dy, dz, sums) : GradientAll<0, kSilu>(c, dy, dz, sums);
+template <bool kSilu, class In>
+void GradientsOfWidth(const ConvTokens& c, const void* const* dy, float* dz, float* sums) {
+  c.width == 4 ? GradientAll<4, kSilu, In>(c, dy, dz, sums)
+               : GradientAll<0, kSilu, In>(c, dy, dz, sums);
 }
 
-void ConvGradients(const ConvTokens& c, const float* const* dy, float* dz, float* sums) {
-  c.silu ? GradientsOfWidth<true>(c, dy, dz, sums) : GradientsOfWidth<false>(c, dy, dz, sums);
+template <class In>
+void GradientsAs(const ConvTokens& c, const void* const* dy, float* dz, float* sums) {
+  c.silu ? GradientsOfWidth<true, In>(c, dy, dz, sums)
+         : GradientsOfWidth<false, In>(c, dy, dz, sums);
+}
+
+void ConvGradients(const ConvTokens& c, const void* const* dy, float* dz, float* sums) {
+  if (c.dtype == DType::kBF16) return GradientsAs<BFloat16>(c, dy, dz, sums);
+  if (c.dtype == DType::kF16) return GradientsAs<Float16>(c, dy, dz, sums);
+  GradientsAs<float>(c, dy, dz, sums);
 }
 
 // Columns of dense rows, [lanes][kColumns].
@@ -293,10 +323,10 @@ HWY_EXPORT(Conv);
 HWY_EXPORT(ConvGradients);
 HWY_EXPORT(Step);
 
-void conv_tokens(Isa isa, const ConvTokens& conv, float* y, std::int64_t y_stride) {
-  OUZEL_DISPATCH(isa, Conv)(conv, y, y_stride);
+void conv_tokens(Isa isa, const ConvTokens& conv, void* y, DType y_type, std::int64_t y_stride) {
+  OUZEL_DISPATCH(isa, Conv)(conv, y, y_type, y_stride);
 }
-void conv_gradients(Isa isa, const ConvTokens& conv, const float* const* dy, float* dz,
+void conv_gradients(Isa isa, const ConvTokens& conv, const void* const* dy, float* dz,
                     float* sums) {
   OUZEL_DISPATCH(isa, ConvGradients)(conv, dy, dz, sums);
 }

@@ -1,30 +1,32 @@
 // Kernels of the short convolution. Rows of inputs are given by pointers, because those before a
-// sequence's first token stand in its state.
+// sequence's first token stand in its state. Types are float32, bfloat16 or float16.
 #pragma once
 
 #include <cstdint>
 
 #include "ouzel/context.h"
+#include "ouzel/tensor.h"
 
 namespace ouzel {
 
 // y_t = act(bias + sum_j weight_j x_{t+j}) over `tokens` tokens; x has tokens + width - 1 rows.
 struct ConvTokens {
-  const float* const* x = nullptr;
+  const void* const* x = nullptr;
+  DType dtype = DType::kF32;  // of x
   std::int64_t tokens = 0, channels = 0, width = 0;
   const float* weight = nullptr;  // [width, channels]
   const float* bias = nullptr;    // [channels]
   bool silu = false;
-  // Rows of outputs begin on cache lines and are written past the caches.
+  // Rows of float32 outputs begin on cache lines and are written past the caches.
   bool stream = false;
 };
-void conv_tokens(Isa isa, const ConvTokens& conv, float* y, std::int64_t y_stride);
+// y is of `y_type`: that of x, or any if that is float32.
+void conv_tokens(Isa isa, const ConvTokens& conv, void* y, DType y_type, std::int64_t y_stride);
 
 // dz_t = dy_t act'(z_t) with z recomputed, dense rows in dz. Where `sums` [width + 1, channels] is
 // not null: sums_j += sum_t dz_t x_{t+j}, and the sum of dz to the last row. Without an activation
-// dz is dy: then null, and only the sums are formed.
-void conv_gradients(Isa isa, const ConvTokens& conv, const float* const* dy, float* dz,
-                    float* sums);
+// dz is dy: then null, and only the sums are formed. dy has the type of x.
+void conv_gradients(Isa isa, const ConvTokens& conv, const void* const* dy, float* dz, float* sums);
 
 // One token of a sequence: its window of the last `columns` inputs, `width` or one less of them,
 // takes x in place.

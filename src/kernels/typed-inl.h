@@ -25,12 +25,25 @@ template <class D, class V = hn::Vec<D>>
 HWY_INLINE V LoadFirst(D d, const float* p, int64_t n) {
   return load_first(d, p, n);
 }
+// Apart: what has few numbers is rare, and its loop would be unrolled wherever it stands.
+template <class From, class To>
+HWY_NOINLINE void CopyFew(const From* from, int64_t n, To* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = from[i];
+}
+#if HWY_TARGET != HWY_AVX3 && HWY_TARGET != HWY_AVX2
+inline HWY_NOINLINE void WidenFew(const Float16* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = to_float(from[i]);
+}
+inline HWY_NOINLINE void NarrowFew(const float* from, int64_t n, Float16* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = to_f16(from[i]);
+}
+#endif
 template <class D, class Element>
 HWY_INLINE auto LoadBits(D d, const Element* p, int64_t n) {
   const hn::Rebind<uint16_t, D> d16;
   if (n >= static_cast<int64_t>(hn::Lanes(d))) return hn::LoadU(d16, &p->bits);
   HWY_ALIGN uint16_t bits[HWY_MAX_BYTES / sizeof(float)] = {};
-  for (int64_t i = 0; i < n; ++i) bits[i] = p[i].bits;
+  CopyFew(&p->bits, n, bits);
   return hn::Load(d16, bits);
 }
 template <class D, class V = hn::Vec<D>>
@@ -44,8 +57,7 @@ HWY_INLINE V LoadFirst(D d, const Float16* p, int64_t n) {
   return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), LoadBits(d, p, n)));
 #else
   HWY_ALIGN float lane[HWY_MAX_BYTES / sizeof(float)] = {};
-  n = HWY_MIN(n, static_cast<int64_t>(hn::Lanes(d)));
-  for (int64_t i = 0; i < n; ++i) lane[i] = to_float(p[i]);
+  WidenFew(p, HWY_MIN(n, static_cast<int64_t>(hn::Lanes(d))), lane);
   return hn::Load(d, lane);
 #endif
 }
@@ -60,7 +72,7 @@ HWY_INLINE void StoreBits(D d, V16 x, Element* p, int64_t n) {
   if (n >= static_cast<int64_t>(hn::Lanes(d))) return hn::StoreU(x, d16, &p->bits);
   HWY_ALIGN uint16_t bits[HWY_MAX_BYTES / sizeof(float)];
   hn::Store(x, d16, bits);
-  for (int64_t i = 0; i < n; ++i) p[i].bits = bits[i];
+  CopyFew(bits, n, &p->bits);
 }
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void StoreFirst(D d, V x, BFloat16* p, int64_t n) {
@@ -83,8 +95,7 @@ HWY_INLINE void StoreFirst(D d, V x, Float16* p, int64_t n) {
 #else
   HWY_ALIGN float lane[HWY_MAX_BYTES / sizeof(float)];
   hn::Store(x, d, lane);
-  n = HWY_MIN(n, static_cast<int64_t>(hn::Lanes(d)));
-  for (int64_t i = 0; i < n; ++i) p[i] = to_f16(lane[i]);
+  NarrowFew(lane, HWY_MIN(n, static_cast<int64_t>(hn::Lanes(d))), p);
 #endif
 }
 

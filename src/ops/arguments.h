@@ -88,6 +88,11 @@ class Sequences {
   Segment operator[](std::int64_t n) const {
     return given_ != nullptr ? given_->list[static_cast<std::size_t>(n)] : Segment{n, 0, tokens_};
   }
+  std::int64_t longest() const {
+    std::int64_t longest = 0;
+    for (std::int64_t n = 0; n < count(); ++n) longest = std::max(longest, (*this)[n].length);
+    return longest;
+  }
   // Without tokens and states (views, null where not wanted) there is nothing to compute, however
   // many channels or heads are without them.
   template <class... Views>

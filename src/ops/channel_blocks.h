@@ -43,6 +43,16 @@ TokenRows<T> rows_of(const View<T, 3>& view, const Segment& segment, std::int64_
   return {view(segment.batch, segment.begin, first), view.stride[1]};
 }
 
+template <class Void>
+AnyRows<Void> rows_of(const AnyView<Void, 3>& view, const Segment& segment, std::int64_t first) {
+  if (view.data == nullptr) return {};
+  return view(segment.batch, segment.begin, first);
+}
+
+inline std::size_t scratch_of(std::int64_t floats) {
+  return Scratch::rounded(static_cast<std::size_t>(floats) * sizeof(float));
+}
+
 // n floats from a row, or zeros where it is null; and back, where one is wanted.
 inline void load(const float* row, std::int64_t n, float* to) {
   const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(float);
@@ -60,11 +70,13 @@ T* row_of(const View<T, 2>& state, const ChannelBlock& block) {
 
 // Whether outputs of this size should pass the caches: they would have left the second level before
 // anyone reads them, and their lines need not be read first. Rows must begin on cache lines.
-template <class T>
-bool is_streamed(const View<T, 3>& view) {
+// Of 16 bits they go through scratch, and do not.
+inline bool is_streamed(const AnyView<void, 3>& view) {
   constexpr std::int64_t kLarge = std::int64_t{2} << 20, kLine = 16;
-  return view.data != nullptr && view.size() >= kLarge && view.stride[0] % kLine == 0 &&
-         view.stride[1] % kLine == 0 && reinterpret_cast<std::uintptr_t>(view.data) % 64 == 0;
+  return view.data != nullptr && view.dtype == DType::kF32 &&
+         view.extent[0] * view.extent[1] * view.extent[2] >= kLarge &&
+         view.stride[0] % kLine == 0 && view.stride[1] % kLine == 0 &&
+         reinterpret_cast<std::uintptr_t>(view.data) % 64 == 0;
 }
 
 }  // namespace ouzel

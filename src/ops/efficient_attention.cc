@@ -23,7 +23,7 @@ struct Call {
         v_shape(extents_of<4>(op, "v", in.v, "batch, tokens, heads, values")),
         heads(k_shape[2]),
         sequences(op, in.segments, k_shape[0], k_shape[1]),
-        sizes{k_shape[3], v_shape[3], options.causal ? longest_of(sequences) : 0},
+        sizes{k_shape[3], v_shape[3], options.causal ? sequences.longest() : 0},
         o_shape{k_shape[0], k_shape[1], heads, sizes.values},
         s_shape{sequences.count(), heads, sizes.keys, sizes.values},
         lse_shape{sequences.count(), heads, sizes.keys},

@@ -21,7 +21,7 @@ struct Call {
         heads(k_shape[2]),
         sequences(op, in.segments, k_shape[0], k_shape[1]),
         sizes{k_shape[3], v_shape[3], group_of(op, "v", v_shape[2], "q", heads),
-              longest_of(sequences)},
+              sequences.longest()},
         o_shape{k_shape[0], k_shape[1], v_shape[2], sizes.values},
         beta_shape{k_shape[0], k_shape[1], v_shape[2]},
         s_shape{sequences.count(), v_shape[2], sizes.keys, sizes.values},

@@ -27,7 +27,7 @@ struct Call {
         v_shape(extents_of<4>(op, "v", in.v, "batch, tokens, heads, values")),
         heads(k_shape[2]),
         sequences(op, in.segments, k_shape[0], k_shape[1]),
-        sizes{k_shape[3], v_shape[3], longest_of(sequences)},
+        sizes{k_shape[3], v_shape[3], sequences.longest()},
         o_shape{k_shape[0], k_shape[1], heads, sizes.values},
         gate_shape{k_shape[0], k_shape[1], heads},
         s_shape{sequences.count(), heads, sizes.keys, sizes.values},

@@ -3,6 +3,7 @@
 #include "ouzel/rg_lru.h"
 #include "ouzel/rwkv4.h"
 #include "ouzel/selective_scan.h"
+#include "src/base/half.h"
 #include "src/ops/operator_call.h"
 #include "src/ops/registry_rows.h"
 
@@ -11,16 +12,25 @@ namespace {
 
 using enum AttributeKind;
 
+// Whether the outputs are the states that the backward pass reads: those of float32 are. Where
+// inputs have 16 bits, outputs of float32 that nobody wants are not made for it.
+bool gives_states(const OperatorCall& call, const ConstTensor& x, const Tensor& o) {
+  return !is_half(o.dtype) && (call.wants_outputs() || !is_half(x.dtype));
+}
+
 void run_hgrn(OperatorCall& call) {
   const HgrnInputs inputs = {.x = call.in("x"),
                              .g = call.in("g"),
                              .initial_state = call.in("initial_state"),
                              .segments = call.segments()};
   const Tensor o = call.out("o");
-  hgrn(call.context(), inputs, {.o = o, .final_state = call.out("final_state")});
+  const bool backward_has_o = gives_states(call, inputs.x, o);
+  if (call.wants_outputs() || backward_has_o) {
+    hgrn(call.context(), inputs, {.o = o, .final_state = call.out("final_state")});
+  }
   if (!call.backward()) return;
-  hgrn_backward(call.context(), inputs, o, call.in("do"), call.in("dht"), call.out("dx"),
-                call.out("dg"), call.out("dh0"));
+  hgrn_backward(call.context(), inputs, backward_has_o ? o : Tensor(), call.in("do"),
+                call.in("dht"), call.out("dx"), call.out("dg"), call.out("dh0"));
 }
 
 void run_rg_lru(OperatorCall& call) {
@@ -34,9 +44,13 @@ void run_rg_lru(OperatorCall& call) {
                               .initial_state = call.in("initial_state"),
                               .segments = call.segments()};
   const Tensor o = call.out("o");
-  rg_lru(call.context(), options, inputs, {.o = o, .final_state = call.out("final_state")});
+  const bool backward_has_o = gives_states(call, inputs.x, o);
+  if (call.wants_outputs() || backward_has_o) {
+    rg_lru(call.context(), options, inputs, {.o = o, .final_state = call.out("final_state")});
+  }
   if (!call.backward()) return;
-  rg_lru_backward(call.context(), options, inputs, o, call.in("do"), call.in("dht"),
+  rg_lru_backward(call.context(), options, inputs, backward_has_o ? o : Tensor(), call.in("do"),
+                  call.in("dht"),
                   {.x = call.out("dx"),
                    .r = call.out("dr"),
                    .i = call.out("di"),
@@ -95,13 +109,13 @@ void run_selective_scan(OperatorCall& call) {
 }  // namespace
 
 std::vector<OperatorInfo> scan_rows() {
-  const TensorInfo x = {"x", "B T D", "dx"}, o = {"o", "B T D", "do"};
+  const TensorInfo x = token_rows("x", "B T D", "dx"), o = token_rows("o", "B T D", "do");
   return {
       {"hgrn",
        {},
        "h_t = exp(g_t) h_{t-1} + x_t; o_t = h_t",
        "arXiv:2311.04823",
-       {x, {"g", "B T D", "dg"}, {"initial_state", "N D", "dh0", true}},
+       {x, token_rows("g", "B T D", "dg"), {"initial_state", "N D", "dh0", true}},
        {o, {"final_state", "N D", "dht"}},
        {kCuSeqlensAttribute},
        run_hgrn,
@@ -112,8 +126,8 @@ std::vector<OperatorInfo> scan_rows() {
        "sigmoid(i_t) x_t; o_t = h_t",
        "arXiv:2402.19427",
        {x,
-        {"r", "B T D", "dr"},
-        {"i", "B T D", "di"},
+        token_rows("r", "B T D", "dr"),
+        token_rows("i", "B T D", "di"),
         {"a_param", "D", "da_param"},
         {"initial_state", "N D", "dh0", true}},
        {o, {"final_state", "N D", "dht"}},
@@ -127,8 +141,8 @@ std::vector<OperatorInfo> scan_rows() {
        "o = (e^eps alpha + e^(u+k) v) / (e^eps beta + e^(u+k)); eps' = max(eps - e^w, k), alpha' = "
        "e^(eps - e^w - eps') alpha + e^(k-eps') v, beta' the same with 1 for v",
        "arXiv:2305.13048",
-       {{"k", "B T D", "dk"},
-        {"v", "B T D", "dv"},
+       {token_rows("k", "B T D", "dk"),
+        token_rows("v", "B T D", "dv"),
         {"w", "D", "dw"},
         {"u", "D", "du"},
         {"initial_state", "N 3 1 D", "dh0", true}},
@@ -142,12 +156,12 @@ std::vector<OperatorInfo> scan_rows() {
        "silu(z_d); dt = softplus(dt + dt_bias) if dt_softplus",
        "arXiv:2312.00752",
        {x,
-        {"dt", "B T D", "ddt"},
+        token_rows("dt", "B T D", "ddt"),
         {"A", "D M", "dA"},
-        {"B", "B T M", "dB"},
-        {"C", "B T M", "dC"},
+        token_rows("B", "B T M", "dB"),
+        token_rows("C", "B T M", "dC"),
         {"D", "D", "dD", true},
-        {"z", "B T D", "dz", true},
+        token_rows("z", "B T D", "dz", true),
         {"dt_bias", "D", "ddt_bias", true},
         {"initial_state", "N D M", "dh0", true}},
        {o, {"final_state", "N D M", "dht"}},

@@ -39,11 +39,11 @@ std::vector<OperatorInfo> short_conv_rows() {
        {},
        "y_t = act(bias + sum_j weight[:, j] x_{t-W+1+j}); the state is the last W inputs",
        "arXiv:2212.14052",
-       {{"x", "B T D", "dx"},
+       {token_rows("x", "B T D", "dx"),
         {"weight", "D W|D 1 W", "dweight"},
         {"bias", "D", "dbias", true},
         {"initial_state", "N D W", "dh0", true}},
-       {{"o", "B T D", "do"}, {"final_state", "N D W", "dht"}},
+       {token_rows("o", "B T D", "do"), {"final_state", "N D W", "dht"}},
        {{"activation", kText, "Applied to the sum", "none", {"none", "silu"}}, kCuSeqlensAttribute},
        run_short_conv},
   };

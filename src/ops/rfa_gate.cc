@@ -28,7 +28,7 @@ struct Call {
         heads(k_shape[2]),
         sequences(op, in.segments, k_shape[0], k_shape[1]),
         w(projection_of(op, in.w, heads, k_shape[3])),
-        sizes{k_shape[3], v_shape[3], w.extent[1], longest_of(sequences)},
+        sizes{k_shape[3], v_shape[3], w.extent[1], sequences.longest()},
         o_shape{k_shape[0], k_shape[1], heads, sizes.values},
         gate_shape{k_shape[0], k_shape[1], heads},
         s_shape{sequences.count(), heads, sizes.features(), sizes.values},

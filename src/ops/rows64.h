@@ -78,14 +78,6 @@ inline void softmax64(double* x, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) x[i] /= sum;
 }
 
-inline std::int64_t longest_of(const Sequences& sequences) {
-  std::int64_t longest = 0;
-  for (std::int64_t n = 0; n < sequences.count(); ++n) {
-    longest = std::max(longest, sequences[n].length);
-  }
-  return longest;
-}
-
 // How many heads of `many` share one of `few`; refuses counts that do not divide.
 std::int64_t group_of(const char* op, const char* many_name, std::int64_t many,
                       const char* few_name, std::int64_t few);

@@ -7,6 +7,7 @@
 #include "src/kernels/elementwise.h"
 #include "src/ops/arguments.h"
 #include "src/ops/channel_blocks.h"
+#include "src/ops/staged_rows.h"
 
 namespace ouzel {
 namespace {
@@ -22,8 +23,8 @@ struct Call {
         channels(shape[2]),
         sequences(op, inputs.segments, shape[0], shape[1]),
         states{sequences.count(), 3, 1, channels},
-        k(required<const float, 3>(op, "k", inputs.k, shape)),
-        v(required<const float, 3>(op, "v", inputs.v, shape)),
+        k(required<const void, 3>(op, "k", inputs.k, shape)),
+        v(required<const void, 3>(op, "v", inputs.v, shape)),
         w(required<const float, 1>(op, "w", inputs.w, {channels})),
         u(required<const float, 1>(op, "u", inputs.u, {channels})),
         initial(view_of<const float, 4>(op, "initial_state", inputs.initial_state, states)),
@@ -43,14 +44,16 @@ struct Call {
     }
     return {decay, now};
   }
-  Rwkv4Rows rows(const Segment& s, const ChannelBlock& b, const Constants& constants) const {
+  Rwkv4Rows rows(StagedRows& staged, const Segment& part, const ChannelBlock& b,
+                 const Constants& constants) const {
     const float* now = constants.now + b.first;
     const bool usable = std::all_of(now, now + b.channels, [](float x) {
       constexpr float kLargest = 2e17f;
       return x > 1 / kLargest && x < kLargest;
     });
-    return {rows_of(k, s, b.first), rows_of(v, s, b.first), constants.decay + b.first, u(b.first),
-            usable ? now : nullptr};
+    return {staged.in(rows_of(k, part, b.first), part.length, b.channels),
+            staged.in(rows_of(v, part, b.first), part.length, b.channels),
+            constants.decay + b.first, u(b.first), usable ? now : nullptr};
   }
   // The initial state of a block.
   void load_state(const ChannelBlock& b, float* parts) const {
@@ -69,7 +72,7 @@ struct Call {
   std::int64_t channels;
   Sequences sequences;
   std::array<std::int64_t, 4> states;
-  View<const float, 3> k, v;
+  AnyView<const void, 3> k, v;
   View<const float, 1> w, u;
   View<const float, 4> initial, residue;
 };
@@ -78,27 +81,33 @@ struct Call {
 
 void rwkv4(Context& context, const Rwkv4Inputs& inputs, const Rwkv4Outputs& outputs) {
   const Call c("rwkv4", inputs);
-  const auto o = required<float, 3>(c.op, "o", outputs.o, c.shape);
+  const auto o = required<void, 3>(c.op, "o", outputs.o, c.shape);
   const auto final = view_of<float, 4>(c.op, "final_state", outputs.final_state, c.states);
   const auto final_residue =
       view_of<float, 4>(c.op, "final_residue", outputs.final_residue, c.states);
   if (c.sequences.are_empty(final, final_residue)) return;
 
   const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);
-  const bool stream = is_streamed(o);
+  const DType in = shared_type(c.k, c.v), out = o.dtype == in ? in : DType::kF32;
+  const bool stream = is_streamed(o), staged = are_staged(in, c.k, c.v) || are_staged(out, o);
   Context::Impl& impl = context.impl();
   const Call::Constants constants = c.constants(context);
-  impl.reserve(
-      Scratch::rounded(static_cast<std::size_t>(kRwkv4Parts * blocks.width()) * sizeof(float)));
+  impl.reserve(scratch_of(kRwkv4Parts * blocks.width()) +
+               StagedRows::bytes(kStagedTokens, blocks.width(), in, c.k, c.v) +
+               StagedRows::bytes(kStagedTokens, blocks.width(), out, o));
   impl.run(blocks.tasks(), [&](std::int64_t task, Scratch& scratch) {
     const ChannelBlock b = blocks.task(task);
     const Segment s = c.sequences[b.sequence];
     float* state = scratch.take<float>(kRwkv4Parts * b.channels);
     c.load_state(b, state);
-    if (s.length > 0) {
-      rwkv4_forward(context.isa(), {s.length, b.channels, stream}, c.rows(s, b, constants),
-                    rows_of(o, s, b.first), {state, b.channels});
-    }
+    StagedRows rows(context.isa(), scratch, in, out);
+    each_part(s, staged, [&](const Segment& part) {
+      rwkv4_forward(context.isa(), {part.length, b.channels, stream, in, out},
+                    c.rows(rows, part, b, constants),
+                    rows.out(rows_of(o, part, b.first), part.length, b.channels),
+                    {state, b.channels});
+      rows.finish();
+    });
     for (std::int64_t i = 0; i < 3; ++i) {
       if (final.data != nullptr) {
         store(state + i * b.channels, b.channels, final(b.sequence, i, 0, b.first));
@@ -114,10 +123,10 @@ void rwkv4(Context& context, const Rwkv4Inputs& inputs, const Rwkv4Outputs& outp
 void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTensor& d_o,
                     const ConstTensor& d_final, const Rwkv4InputGrads& grads) {
   const Call c("rwkv4_backward", inputs);
-  const auto d_o_rows = required<const float, 3>(c.op, "d_o", d_o, c.shape);
+  const auto d_o_rows = required<const void, 3>(c.op, "d_o", d_o, c.shape);
   const auto d_last = view_of<const float, 4>(c.op, "d_final", d_final, c.states);
-  const auto dk = view_of<float, 3>(c.op, "dk", grads.k, c.shape);
-  const auto dv = view_of<float, 3>(c.op, "dv", grads.v, c.shape);
+  const auto dk = view_of<void, 3>(c.op, "dk", grads.k, c.shape);
+  const auto dv = view_of<void, 3>(c.op, "dv", grads.v, c.shape);
   const auto dw = view_of<float, 1>(c.op, "dw", grads.w, {c.channels});
   const auto du = view_of<float, 1>(c.op, "du", grads.u, {c.channels});
   const auto d_first = view_of<float, 4>(c.op, "d_initial", grads.initial_state, c.states);
@@ -126,20 +135,15 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
   // A task owns channels of all sequences, whose parameters they share.
   const ChannelBlocks blocks(c.sequences.count(), c.channels, kBlock);
   const std::int64_t width = blocks.width();
-  std::int64_t longest = 0;
-  for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
-    longest = std::max(longest, c.sequences[n].length);
-  }
   const bool stream = is_streamed(dk) && is_streamed(dv);
-  const std::int64_t begins = (longest + kRwkv4Tokens - 1) / kRwkv4Tokens;
+  const std::int64_t begins = (c.sequences.longest() + kRwkv4Tokens - 1) / kRwkv4Tokens;
   const std::int64_t parts = kRwkv4Parts * width;
   const std::int64_t sizes[] = {parts, parts, 4 * width, parts * begins, kRwkv4Work};
   Context::Impl& impl = context.impl();
   const Call::Constants constants = c.constants(context);
-  std::size_t bytes = 0;
-  for (std::int64_t size : sizes) {
-    bytes += Scratch::rounded(static_cast<std::size_t>(size) * sizeof(float));
-  }
+  std::size_t bytes =
+      StagedRows::bytes(kRwkv4Tokens, width, DType::kF32, c.k, c.v, d_o_rows, dk, dv);
+  for (std::int64_t size : sizes) bytes += scratch_of(size);
   impl.reserve(bytes);
   impl.run(blocks.blocks(), [&](std::int64_t task, Scratch& scratch) {
     float* memory[5];
@@ -147,6 +151,7 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
     const auto [state, d_state, sums, kept, work] = memory;
     const std::int64_t channels = blocks.block(0, task).channels, first = task * kBlock;
     const std::int64_t size = kRwkv4Parts * channels;
+    StagedRows rows(context.isa(), scratch);
     load(nullptr, 4 * channels, sums);
     for (std::int64_t n = 0; n < c.sequences.count(); ++n) {
       const ChannelBlock b = blocks.block(n, task);
@@ -158,8 +163,9 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
       for (std::int64_t t = 0; t < s.length; t += kRwkv4Tokens) {
         store(state, size, kept + t / kRwkv4Tokens * size);
         const Segment part = part_from(t);
-        rwkv4_forward(context.isa(), {part.length, channels}, c.rows(part, b, constants), {},
+        rwkv4_forward(context.isa(), {part.length, channels}, c.rows(rows, part, b, constants), {},
                       {state, channels});
+        rows.finish();
       }
       load(nullptr, size, d_state);
       for (std::int64_t i = 0; i < 3 && d_last.data != nullptr; ++i) {
@@ -169,12 +175,16 @@ void rwkv4_backward(Context& context, const Rwkv4Inputs& inputs, const ConstTens
            t -= kRwkv4Tokens) {
         check_cancelled();
         const Segment part = part_from(t);
-        const Rwkv4GradRows to = {
-            rows_of(dk, part, first), rows_of(dv, part, first), sums,
-            sums + channels,          sums + 2 * channels,      sums + 3 * channels};
-        rwkv4_backward(context.isa(), {part.length, channels, stream}, c.rows(part, b, constants),
-                       {kept + t / kRwkv4Tokens * size, channels}, rows_of(d_o_rows, part, first),
-                       to, {d_state, channels}, work);
+        const auto to = [&](const AnyView<void, 3>& view) {
+          return rows.wide_out(rows_of(view, part, first), part.length, channels);
+        };
+        rwkv4_backward(
+            context.isa(), {part.length, channels, stream}, c.rows(rows, part, b, constants),
+            {kept + t / kRwkv4Tokens * size, channels},
+            rows.wide_in(rows_of(d_o_rows, part, first), part.length, channels),
+            {to(dk), to(dv), sums, sums + channels, sums + 2 * channels, sums + 3 * channels},
+            {d_state, channels}, work);
+        rows.finish();
       }
       for (std::int64_t i = 0; i < 3 && d_first.data != nullptr; ++i) {
         store(d_state + i * channels, channels, d_first(n, i, 0, first));

@@ -8,6 +8,7 @@
 
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
+#include "src/kernels/convert.h"
 #include "src/kernels/pointwise.h"
 #include "src/kernels/short_conv.h"
 #include "src/ops/channel_blocks.h"
@@ -17,6 +18,9 @@ namespace {
 
 // Tokens of one task: 64 rows of 384 channels and their gradients fit the second-level cache.
 constexpr std::int64_t kPieceTokens = 64;
+// Numbers that go through scratch together where rows have 16 bits: they stay in the second-level
+// cache beside what is made of them.
+constexpr std::int64_t kStagedFloats = 1 << 14;
 // Partial sums of the parameters' gradients: one for each group of pieces, at most this many.
 constexpr std::int64_t kMaxGroups = 256;
 
@@ -63,7 +67,7 @@ struct Shape {
 
   template <class T, int Rank, bool Const>
   View<T, Rank> view(const BasicTensor<Const>& tensor, const char* name,
-                     const std::array<std::int64_t, Rank>& shape, bool unit_stride) const {
+                     const std::array<std::int64_t, Rank>& shape) const {
     if (!tensor.present()) return {};
     const View<T, Rank> v = tensor.template view<T, Rank>();
     if (tensor.dtype != DType::kF32 || tensor.rank != Rank || v.extent != shape) {
@@ -72,24 +76,20 @@ struct Shape {
                               shape_string(View<const float, Rank>(nullptr, shape)),
                               name_of(tensor.dtype), shape_string(tensor)));
     }
-    if (unit_stride && v.stride[Rank - 1] != 1 && v.extent[Rank - 1] > 1) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  fmt::format("{}: the last stride of {} should be 1, not {}; copy it first", op,
-                              name, v.stride[Rank - 1]));
-    }
     return v;
   }
+  // Of T void or const void.
   template <class T, bool Const>
-  View<T, 3> rows(const BasicTensor<Const>& tensor, const char* name) const {
-    return view<T, 3>(tensor, name, {batch, tokens, channels}, true);
+  AnyView<T, 3> rows(const BasicTensor<Const>& tensor, const char* name) const {
+    return view_of<T, 3>(op, name, tensor, {batch, tokens, channels});
   }
   template <class T, bool Const>
   View<T, 3> states(const BasicTensor<Const>& tensor, const char* name) const {
-    return view<T, 3>(tensor, name, {sequences, channels, width}, false);
+    return view<T, 3>(tensor, name, {sequences, channels, width});
   }
   template <class T, bool Const>
   View<T, 1> channel(const BasicTensor<Const>& tensor, const char* name) const {
-    return view<T, 1>(tensor, name, {channels}, false);
+    return view<T, 1>(tensor, name, {channels});
   }
   // [D, W]; [D, 1, W], as some checkpoints have it, becomes that.
   template <class T, bool Const>
@@ -99,7 +99,7 @@ struct Shape {
       tensor.extent[1] = tensor.extent[2];
       tensor.stride[1] = tensor.stride[2];
     }
-    return view<T, 2>(tensor, name, {channels, width}, false);
+    return view<T, 2>(tensor, name, {channels, width});
   }
 };
 
@@ -140,6 +140,12 @@ struct Parameters {
   }
 };
 
+// A row as float32: where it is, or in `wide`.
+const float* wide_row(Isa isa, const AnyRows<const void>& row, std::int64_t n, float* wide) {
+  if (!is_half(row.dtype)) return static_cast<const float*>(row.first);
+  convert(isa, row.dtype, row.first, DType::kF32, wide, n);
+  return wide;
+}
 // The width - 1 inputs before a sequence, as rows: columns 1 ... of the state, or zeros.
 void read_history(const Shape& s, const View<const float, 3>& state, std::int64_t sequence,
                   float* history) {
@@ -154,68 +160,120 @@ void read_history(const Shape& s, const View<const float, 3>& state, std::int64_
   }
 }
 
-// The last `width` of (initial state, x): column j is input length - width + j of the sequence.
-// Columns move towards the front, so the two states may be the same memory.
-void write_state(const Shape& s, const View<const float, 3>& x, const View<const float, 3>& initial,
-                 const Piece& piece, const View<float, 3>& final_state) {
+// Tokens that go through scratch together: a multiple of what the kernels take at a time.
+std::int64_t staged_tokens(const Shape& s) {
+  const std::int64_t tokens = kStagedFloats / std::max<std::int64_t>(1, s.channels) / 4 * 4;
+  return std::clamp<std::int64_t>(tokens, 4, kPieceTokens);
+}
+
+// The inputs of a piece, for kernels that take them where they are or as float32. For the latter
+// those of 16 bits are converted into a ring of as many rows as are looked at together.
+struct InputRows {
+  static std::int64_t ring_floats(const Shape& s, DType dtype) {
+    return is_half(dtype) ? (staged_tokens(s) + s.width - 1) * s.channels : 0;
+  }
+
+  // Whether all inputs that a piece sees have the type of x.
+  bool have_one_type(const View<const float, 3>& initial) const {
+    return !is_half(x.dtype) || piece.offset >= s.width - 1 || initial.data == nullptr;
+  }
+  // Pointers to inputs first - (width - 1) ... first + count - 1, of tokens of the piece, as they
+  // are or as float32. Of the latter those before `first` have been loaded, unless it is 0.
+  void load(Isa isa, bool as_they_are, std::int64_t first, std::int64_t count) const {
+    const std::int64_t before = s.width - 1, slots = staged_tokens(s) + before;
+    for (std::int64_t i = 0; i < count + before; ++i) {
+      const std::int64_t t = piece.offset + first + i - before;
+      if (t < 0) {
+        rows[i] = history + (before + t) * s.channels;  // zeros are zeros in any type
+        continue;
+      }
+      const AnyRows<const void> row = x(piece.batch, piece.begin - piece.offset + t);
+      if (as_they_are || !is_half(x.dtype)) {
+        rows[i] = row.first;
+        continue;
+      }
+      float* wide = ring + (first + i) % slots * s.channels;
+      rows[i] = i < before && first > 0 ? wide : wide_row(isa, row, s.channels, wide);
+    }
+  }
+
+  const Shape& s;
+  const AnyView<const void, 3>& x;
+  const Piece& piece;
+  const float* history;
+  float* ring;
+  const void** rows;
+};
+
+// The last `width` of (initial state, x) of a sequence whose first piece this is: column j is input
+// length - width + j. Columns move towards the front, so the two states may be the same memory.
+void write_state(Isa isa, const InputRows& in, const View<const float, 3>& initial,
+                 const View<float, 3>& final_state) {
+  const auto& [s, x, piece, history, ring, rows] = in;
+  const std::int64_t n = piece.sequence;
   for (std::int64_t j = 0; j < s.width; ++j) {
     const std::int64_t t = piece.length - s.width + j;
-    const std::int64_t n = piece.sequence;
+    const float* row =
+        t >= 0 ? wide_row(isa, x(piece.batch, piece.begin + t), s.channels, ring) : nullptr;
     for (std::int64_t d = 0; d < s.channels; ++d) {
-      final_state.at(n, d, j) = t >= 0                    ? x.at(piece.batch, piece.begin + t, d)
+      final_state.at(n, d, j) = row != nullptr            ? row[d]
                                 : initial.data != nullptr ? initial.at(n, d, s.width + t)
                                                           : 0;
     }
   }
 }
 
-// Pointers to inputs offset - (width - 1) ... offset + count - 1 of the piece's sequence.
-void input_rows(const Shape& s, const View<const float, 3>& x, const Piece& piece,
-                std::int64_t count, const float* history, const float** rows) {
-  const std::int64_t start = piece.begin - piece.offset;
-  for (std::int64_t i = 0; i < count + s.width - 1; ++i) {
-    const std::int64_t t = piece.offset + i - (s.width - 1);
-    rows[i] = t >= 0 ? x(piece.batch, start + t) : history + (s.width - 1 + t) * s.channels;
-  }
-}
-
-void zero_rows(const View<float, 3>& y, const Piece& piece) {
+void zero_rows(const AnyView<void, 3>& y, const Piece& piece) {
   for (std::int64_t t = 0; t < piece.tokens; ++t) {
-    std::memset(y(piece.batch, piece.begin + t), 0,
-                static_cast<std::size_t>(y.extent[2]) * sizeof(float));
+    std::memset(y(piece.batch, piece.begin + t).first, 0,
+                static_cast<std::size_t>(y.extent[2] * size_of(y.dtype)));
   }
 }
 
-std::size_t scratch_of(std::int64_t count, std::size_t size) {
-  return Scratch::rounded(static_cast<std::size_t>(count) * size);
+std::size_t pointers_bytes(std::int64_t count) {
+  return Scratch::rounded(static_cast<std::size_t>(count) * sizeof(void*));
 }
 
 // Scratch of one task of the backward pass.
 struct Workspace {
-  const float** x_rows;
-  const float** dy_rows;
-  const float** dz_rows;
+  // The types of the call's rows.
+  struct Types {
+    DType x, dy, dx;
+  };
+  const void** x_rows;
+  const void** dy_rows;
+  const void** dz_rows;
   float* history;    // the inputs before the sequence
   float* d_history;  // and their gradients
   float* zeros;      // one row
   float* dz;         // of a piece and the width - 1 tokens after it
+  // Rows of 16 bits as float32: see InputRows, [staged tokens][channels], and the last of a
+  // sequence, [width][channels].
+  float *x_ring, *dy_wide, *dx_wide;
 
   static std::int64_t max_rows(const Shape& s) { return kPieceTokens + 2 * (s.width - 1); }
-  static std::size_t bytes(const Shape& s) {
-    const std::int64_t before = s.width - 1;
-    return 3 * scratch_of(max_rows(s), sizeof(float*)) +
-           2 * scratch_of(before * s.channels, sizeof(float)) +
-           scratch_of(s.channels, sizeof(float)) +
-           scratch_of((kPieceTokens + before) * s.channels, sizeof(float));
+  static std::int64_t wide_floats(const Shape& s, DType dtype, std::int64_t rows) {
+    return is_half(dtype) ? rows * s.channels : 0;
   }
-  Workspace(const Shape& s, Scratch& scratch)
-      : x_rows(scratch.take<const float*>(max_rows(s))),
-        dy_rows(scratch.take<const float*>(max_rows(s))),
-        dz_rows(scratch.take<const float*>(max_rows(s))),
+  static std::size_t bytes(const Shape& s, const Types& types) {
+    const std::int64_t before = s.width - 1;
+    return 3 * pointers_bytes(max_rows(s)) + 2 * scratch_of(before * s.channels) +
+           scratch_of(s.channels) + scratch_of((kPieceTokens + before) * s.channels) +
+           scratch_of(InputRows::ring_floats(s, types.x)) +
+           scratch_of(wide_floats(s, types.dy, staged_tokens(s))) +
+           scratch_of(wide_floats(s, types.dx, s.width));
+  }
+  Workspace(const Shape& s, const Types& types, Scratch& scratch)
+      : x_rows(scratch.take<const void*>(max_rows(s))),
+        dy_rows(scratch.take<const void*>(max_rows(s))),
+        dz_rows(scratch.take<const void*>(max_rows(s))),
         history(scratch.take<float>((s.width - 1) * s.channels)),
         d_history(scratch.take<float>((s.width - 1) * s.channels)),
         zeros(scratch.take<float>(s.channels)),
-        dz(scratch.take<float>((kPieceTokens + s.width - 1) * s.channels)) {
+        dz(scratch.take<float>((kPieceTokens + s.width - 1) * s.channels)),
+        x_ring(scratch.take<float>(InputRows::ring_floats(s, types.x))),
+        dy_wide(scratch.take<float>(wide_floats(s, types.dy, staged_tokens(s)))),
+        dx_wide(scratch.take<float>(wide_floats(s, types.dx, s.width))) {
     std::fill(zeros, zeros + s.channels, 0.0f);
   }
 };
@@ -233,41 +291,48 @@ void short_conv(Context& context, const ShortConvOptions& options, const ShortCo
                 const Tensor& y, const Tensor& final_state) {
   Shape s = shape_of("short_conv", inputs.x, inputs.weight);
   const Segments segments = segments_of(s, inputs.segments);
-  const auto x = s.rows<const float>(inputs.x, "x");
+  const auto x = s.rows<const void>(inputs.x, "x");
   const auto weight = s.weight<const float>(inputs.weight, "weight");
   const auto bias = s.channel<const float>(inputs.bias, "bias");
   const auto initial = s.states<const float>(inputs.initial_state, "initial_state");
   require(y.present(), s.op, "y");
-  const auto out = s.rows<float>(y, "y");
+  const auto out = s.rows<void>(y, "y");
   const auto final_view = s.states<float>(final_state, "final_state");
   if (s.tokens == 0 && final_view.data == nullptr) return;
 
   Context::Impl& impl = context.impl();
   const Parameters parameters(s, weight, bias, impl.shared<float>(Parameters::floats(s)));
   const std::int64_t max_rows = kPieceTokens + s.width - 1;
-  impl.reserve(scratch_of(max_rows, sizeof(float*)) +
-               scratch_of((s.width - 1) * s.channels, sizeof(float)));
+  const std::int64_t ring_floats = InputRows::ring_floats(s, x.dtype);
+  impl.reserve(pointers_bytes(max_rows) + scratch_of((s.width - 1) * s.channels) +
+               scratch_of(ring_floats));
+  const Isa isa = context.isa();
   const std::vector<Piece> pieces = pieces_of(segments, s.batch, s.tokens);
   const bool stream = is_streamed(out);
   impl.run(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t task, Scratch& scratch) {
     const Piece& piece = pieces[static_cast<std::size_t>(task)];
     if (piece.sequence < 0) return zero_rows(out, piece);
-    const float** rows = scratch.take<const float*>(max_rows);
+    const void** pointers = scratch.take<const void*>(max_rows);
     float* history = scratch.take<float>((s.width - 1) * s.channels);
+    const InputRows rows{s, x, piece, history, scratch.take<float>(ring_floats), pointers};
     if (piece.offset == 0) {
       read_history(s, initial, piece.sequence, history);
-      if (final_view.data != nullptr) write_state(s, x, initial, piece, final_view);
+      if (final_view.data != nullptr) write_state(isa, rows, initial, final_view);
     }
-    input_rows(s, x, piece, piece.tokens, history, rows);
-    ConvTokens conv{rows,
-                    piece.tokens,
-                    s.channels,
-                    s.width,
-                    parameters.weight,
-                    parameters.bias,
-                    options.activation == ConvActivation::kSilu,
-                    stream};
-    conv_tokens(context.isa(), conv, out(piece.batch, piece.begin), out.stride[1]);
+    const bool as_they_are =
+        rows.have_one_type(initial) && (!is_half(x.dtype) || out.dtype == x.dtype);
+    const std::int64_t step = as_they_are ? kPieceTokens : staged_tokens(s);
+    for (std::int64_t t = 0; t < piece.tokens; t += step) {
+      const std::int64_t tokens = std::min(step, piece.tokens - t);
+      rows.load(isa, as_they_are, t, tokens);
+      const ConvTokens conv{pointers,        as_they_are ? x.dtype : DType::kF32,
+                            tokens,          s.channels,
+                            s.width,         parameters.weight,
+                            parameters.bias, options.activation == ConvActivation::kSilu,
+                            stream};
+      const AnyRows<void> to = out(piece.batch, piece.begin + t);
+      conv_tokens(isa, conv, to.first, to.dtype, to.stride);
+    }
   });
 }
 
@@ -277,14 +342,14 @@ void short_conv_backward(Context& context, const ShortConvOptions& options,
                          const Tensor& dbias, const Tensor& d_initial) {
   Shape s = shape_of("short_conv_backward", inputs.x, inputs.weight);
   const Segments segments = segments_of(s, inputs.segments);
-  const auto x = s.rows<const float>(inputs.x, "x");
+  const auto x = s.rows<const void>(inputs.x, "x");
   const auto weight = s.weight<const float>(inputs.weight, "weight");
   const auto bias = s.channel<const float>(inputs.bias, "bias");
   const auto initial = s.states<const float>(inputs.initial_state, "initial_state");
   require(dy.present(), s.op, "dy");
-  const auto dy_view = s.rows<const float>(dy, "dy");
+  const auto dy_view = s.rows<const void>(dy, "dy");
   const auto d_final_view = s.states<const float>(d_final, "d_final");
-  const auto dx_view = s.rows<float>(dx, "dx");
+  const auto dx_view = s.rows<void>(dx, "dx");
   const auto dweight_view = s.weight<float>(dweight, "dweight");
   const auto dbias_view = s.channel<float>(dbias, "dbias");
   const auto d_initial_view = s.states<float>(d_initial, "d_initial");
@@ -309,49 +374,84 @@ void short_conv_backward(Context& context, const ShortConvOptions& options,
   const Parameters adjoint(s, turned, {}, shared + set);
   float* sums = shared + 2 * set;
 
-  impl.reserve(Workspace::bytes(s));
+  const Workspace::Types types = {x.dtype, dy_view.dtype, dx_view.dtype};
+  impl.reserve(Workspace::bytes(s, types));
+  const Isa isa = context.isa();
   // With a gradient of the final state some rows are added to once they stand.
   const bool stream = is_streamed(dx_view) && d_final_view.data == nullptr;
   const auto backward = [&](const Piece& piece, const Workspace& work, float* own_sums) {
-    const auto& [x_rows, dy_rows, dz_rows, history, d_history, zeros, dz] = work;
+    const auto& [x_rows, dy_rows, dz_rows, history, d_history, zeros, dz, x_ring, dy_wide,
+                 dx_wide] = work;
     // The inputs of this piece reach the outputs of up to width - 1 tokens after it.
     const std::int64_t tokens = piece.tokens;
     const std::int64_t after = std::min(before, piece.length - piece.offset - tokens);
     if (piece.offset < before) read_history(s, initial, piece.sequence, history);
-    input_rows(s, x, piece, tokens + after, history, x_rows);
-    for (std::int64_t t = 0; t < tokens + after; ++t) {
-      dy_rows[t] = dy_view(piece.batch, piece.begin + t);
-    }
-    ConvTokens conv{x_rows, tokens, channels, s.width, parameters.weight, parameters.bias, silu};
-    conv_gradients(context.isa(), conv, dy_rows, dz, own_sums);
-    if (silu) {
-      conv.x = x_rows + tokens;
-      conv.tokens = after;
-      conv_gradients(context.isa(), conv, dy_rows + tokens, dz + tokens * channels, nullptr);
-    }
+    const InputRows rows{s, x, piece, history, x_ring, x_rows};
+    const bool as_they_are =
+        types.x == types.dy && rows.have_one_type(initial) && (silu || !is_half(types.x));
+    ConvTokens conv{x_rows,
+                    as_they_are ? types.x : DType::kF32,
+                    0,
+                    channels,
+                    s.width,
+                    parameters.weight,
+                    parameters.bias,
+                    silu};
+    // dz of tokens from `first` on, without an activation dy itself, and what they add to the sums.
+    const std::int64_t step = as_they_are ? tokens + after : staged_tokens(s);
+    const auto gradients = [&](std::int64_t first, std::int64_t end, float* to) {
+      for (std::int64_t t = first; t < end; t += step) {
+        conv.tokens = std::min(step, end - t);
+        for (std::int64_t i = 0; i < conv.tokens; ++i) {
+          const AnyRows<const void> row = dy_view(piece.batch, piece.begin + t + i);
+          float* wide = silu ? dy_wide + i * channels : dz + (t + i) * channels;
+          dy_rows[t + i] = as_they_are ? row.first : wide_row(isa, row, channels, wide);
+        }
+        if (!silu && to == nullptr) continue;
+        rows.load(isa, as_they_are, t, conv.tokens);
+        conv_gradients(isa, conv, dy_rows + t, dz + t * channels, to);
+      }
+    };
+    gradients(0, tokens, own_sums);
+    gradients(tokens, tokens + after, nullptr);
     for (std::int64_t i = 0; i < tokens + 2 * before; ++i) {
       const std::int64_t t = i - before;
       dz_rows[i] = t < 0 || t >= tokens + after ? zeros : silu ? dz + t * channels : dy_rows[t];
     }
-    ConvTokens back{dz_rows + before, tokens, channels, s.width, adjoint.weight, adjoint.bias};
+    ConvTokens back{.x = dz_rows + before,
+                    .channels = channels,
+                    .width = s.width,
+                    .weight = adjoint.weight,
+                    .bias = adjoint.bias};
     if (dx_view.data != nullptr) {
+      // Tokens that the state keeps are added to before they are rounded.
+      const std::int64_t kept = piece.length - s.width - piece.offset;
+      const bool adds = d_final_view.data != nullptr;
+      const bool apart = adds && is_half(types.dx);
+      const std::int64_t own = apart ? std::clamp<std::int64_t>(kept, 0, tokens) : tokens;
+      AnyRows<void> to = dx_view(piece.batch, piece.begin);
+      back.tokens = own;
       back.stream = stream;
-      conv_tokens(context.isa(), back, dx_view(piece.batch, piece.begin), dx_view.stride[1]);
-      if (d_final_view.data != nullptr) {
-        const std::int64_t kept = piece.length - s.width;  // the first token that the state keeps
-        for (std::int64_t t = std::max(piece.offset, kept); t < piece.offset + tokens; ++t) {
-          float* row = dx_view(piece.batch, piece.begin + t - piece.offset);
-          for (std::int64_t d = 0; d < channels; ++d) {
-            row[d] += d_final_view.at(piece.sequence, d, t - kept);
-          }
+      conv_tokens(isa, back, to.first, to.dtype, to.stride);
+      if (apart) {
+        back.x = dz_rows + before + own;
+        back.tokens = tokens - own;
+        conv_tokens(isa, back, dx_wide, DType::kF32, channels);
+      }
+      for (std::int64_t t = std::max<std::int64_t>(0, kept); t < tokens && adds; ++t) {
+        const AnyRows<void> at = to.at(t);
+        float* row = apart ? dx_wide + (t - own) * channels : static_cast<float*>(at.first);
+        for (std::int64_t d = 0; d < channels; ++d) {
+          row[d] += d_final_view.at(piece.sequence, d, t - kept);
         }
+        if (apart) convert(isa, DType::kF32, row, at.dtype, at.first, channels);
       }
     }
     if (d_initial_view.data != nullptr && piece.offset == 0) {
       back.x = dz_rows;
       back.tokens = before;
       back.stream = false;
-      conv_tokens(context.isa(), back, d_history, channels);
+      conv_tokens(isa, back, d_history, DType::kF32, channels);
       for (std::int64_t d = 0; d < channels; ++d) {
         for (std::int64_t j = 0; j < s.width; ++j) {
           float sum = j > 0 ? d_history[(j - 1) * channels + d] : 0;
@@ -367,7 +467,7 @@ void short_conv_backward(Context& context, const ShortConvOptions& options,
   impl.run(groups, [&](std::int64_t g, Scratch& scratch) {
     float* own = parameters_wanted ? sums + g * set : nullptr;
     if (own != nullptr) std::fill(own, own + set, 0.0f);
-    const Workspace work(s, scratch);
+    const Workspace work(s, types, scratch);
     for (std::int64_t p = g * group; p < std::min((g + 1) * group, count); ++p) {
       check_cancelled();
       const Piece& piece = pieces[static_cast<std::size_t>(p)];
@@ -407,19 +507,25 @@ void short_conv_step(Context& context, const ShortConvOptions& options, const Co
   }
   require(state.present(), s.op, "state");
   require(y.present(), s.op, "y");
-  const auto x_view = s.rows<const float>(x, "x");
+  const auto x_view = s.rows<const void>(x, "x");
   const bool is_short = state.rank == 3 && state.extent[2] == s.width - 1;
   const std::int64_t columns = is_short ? s.width - 1 : s.width;
-  const auto state_view =
-      s.view<float, 3>(state, "state", {s.sequences, s.channels, columns}, false);
-  const auto y_view = s.rows<float>(y, "y");
+  const auto state_view = s.view<float, 3>(state, "state", {s.sequences, s.channels, columns});
+  const auto y_view = s.rows<void>(y, "y");
   const auto weight_view = s.weight<const float>(weight, "weight");
   const auto bias_view = s.channel<const float>(bias, "bias");
-  context.impl().run(s.batch, [&](std::int64_t n, Scratch&) {
+  const bool narrow = is_half(y_view.dtype);
+  const std::int64_t x_floats = is_half(x_view.dtype) ? s.channels : 0;
+  const std::int64_t y_floats = narrow ? s.channels : 0;
+  const Isa isa = context.isa();
+  context.impl().reserve(scratch_of(x_floats) + scratch_of(y_floats));
+  context.impl().run(s.batch, [&](std::int64_t n, Scratch& scratch) {
+    const float* input = wide_row(isa, x_view(n), s.channels, scratch.take<float>(x_floats));
+    float* wide = scratch.take<float>(y_floats);
     const ConvStep step{.channels = s.channels,
                         .width = s.width,
                         .columns = columns,
-                        .x = x_view(n),
+                        .x = input,
                         .weight = weight_view.data,
                         .weight_row = weight_view.stride[0],
                         .weight_column = weight_view.stride[1],
@@ -429,7 +535,9 @@ void short_conv_step(Context& context, const ShortConvOptions& options, const Co
                         .window_row = state_view.stride[1],
                         .window_column = state_view.stride[2],
                         .silu = options.activation == ConvActivation::kSilu};
-    conv_step(context.isa(), step, y_view(n));
+    const AnyRows<void> to = y_view(n);
+    conv_step(isa, step, narrow ? wide : static_cast<float*>(to.first));
+    if (narrow) convert(isa, DType::kF32, wide, to.dtype, to.first, s.channels);
   });
 }
 

@@ -25,7 +25,7 @@ struct Call {
         heads(v_shape[2]),
         group(group_of(op, "q", q_shape[2], "v", heads)),
         sequences(op, segments, q_shape[0], q_shape[1]),
-        sizes{q_shape[3], v_shape[3], s_shape[3], longest_of(sequences)},
+        sizes{q_shape[3], v_shape[3], s_shape[3], sequences.longest()},
         k_shape{q_shape[0], q_shape[1], heads, sizes.keys},
         o_shape{q_shape[0], q_shape[1], q_shape[2], sizes.values},
         hk_shape{sequences.count(), heads, sizes.keys, sizes.slots},

@@ -36,6 +36,7 @@ struct AnyRows {
   {
     return {first, stride, dtype};
   }
+  explicit operator bool() const { return first != nullptr; }
   AnyRows at(std::int64_t t) const { return from(t * stride); }
   AnyRows from(std::int64_t column) const {
     using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;

@@ -22,7 +22,7 @@ struct Call {
         shape(extents_of<4>(op, "q", in.q, "batch, tokens, heads, width")),
         heads(shape[2]),
         sequences(op, in.segments, shape[0], shape[1]),
-        sizes(sizes_of(op, options, shape[3], longest_of(sequences))),
+        sizes(sizes_of(op, options, shape[3], sequences.longest())),
         eta_shape{shape[0], shape[1], heads},
         s_shape{sequences.count(), heads, sizes.width, sizes.width},
         hb_shape{sequences.count(), heads, sizes.width},
