@@ -323,6 +323,111 @@ TEST(Model, RefusesConfigurations) {
           {"hidden_size"});
 }
 
+TEST(Model, NamesKeysThatLookMisspelt) {
+  const auto warnings = [](const std::string& type, const std::string& more) {
+    return ModelConfig::from_json(R"({"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 2,
+                                     "num_heads": 3, "model_type": ")" +
+                                      type + "\"" + more + "}",
+                                  "config.json")
+        .warnings;
+  };
+  using Sentences = std::vector<std::string>;
+  EXPECT_EQ(warnings("transformer", R"(, "num_kv_head": 1, "windowsize": 3)"),
+            (Sentences{"config.json: there is no key 'num_kv_head'; did you mean 'num_kv_heads'?",
+                       "config.json: there is no key 'windowsize'; did you mean 'window_size'?"}));
+  EXPECT_EQ(warnings("retnet", R"(, "attn": {"layers": [1], "num_heads": 2, "window_sise": 4})"),
+            Sentences{"config.json: there is no key 'window_sise'; did you mean 'window_size'?"});
+  // A required key is missed for itself.
+  expect_contains(message_of(
+                      [] {
+                        ModelConfig::from_json(R"({"model_type": "retnet", "num_head": 3,
+                                                  "vocabsize": 9})",
+                                               "config.json");
+                      },
+                      ErrorKind::kBadFile),
+                  {"'num_heads' is missing (is 'num_head' meant?)",
+                   "'vocab_size' is missing (is 'vocabsize' meant?)", "'hidden_size' is missing"});
+  // Keys of other writers: flash-linear-attention's and all that transformers puts into a file.
+  std::string others;
+  for (const char* key : {"_name_or_path",
+                          "add_cross_attention",
+                          "architectures",
+                          "attention_dropout",
+                          "attn_mode",
+                          "auto_map",
+                          "bad_words_ids",
+                          "begin_suppress_tokens",
+                          "bos_token_id",
+                          "chunk_size_feed_forward",
+                          "cross_attention_hidden_size",
+                          "decoder_start_token_id",
+                          "diversity_penalty",
+                          "do_sample",
+                          "dtype",
+                          "early_stopping",
+                          "encoder_no_repeat_ngram_size",
+                          "eos_token_id",
+                          "exponential_decay_length_penalty",
+                          "finetuning_task",
+                          "forced_bos_token_id",
+                          "forced_eos_token_id",
+                          "fuse_cross_entropy",
+                          "fuse_linear_cross_entropy",
+                          "fuse_norm",
+                          "fuse_swiglu",
+                          "head_dim",
+                          "id2label",
+                          "is_decoder",
+                          "is_encoder_decoder",
+                          "label2id",
+                          "length_penalty",
+                          "max_length",
+                          "max_position_embeddings",
+                          "max_window_layers",
+                          "min_length",
+                          "no_repeat_ngram_size",
+                          "num_beam_groups",
+                          "num_beams",
+                          "num_return_sequences",
+                          "output_attentions",
+                          "output_hidden_states",
+                          "output_scores",
+                          "pad_token_id",
+                          "prefix",
+                          "pretraining_tp",
+                          "problem_type",
+                          "pruned_heads",
+                          "quantization_config",
+                          "remove_invalid_values",
+                          "repetition_penalty",
+                          "residual_in_fp32",
+                          "return_dict",
+                          "return_dict_in_generate",
+                          "sep_token_id",
+                          "suppress_tokens",
+                          "task_specific_params",
+                          "temperature",
+                          "tf_legacy_loss",
+                          "tie_encoder_decoder",
+                          "tokenizer_class",
+                          "top_k",
+                          "top_p",
+                          "torch_dtype",
+                          "torchscript",
+                          "transformers_version",
+                          "typical_p",
+                          "unsloth_version",
+                          "use_bfloat16",
+                          "use_cache",
+                          "use_l2warp",
+                          "use_sliding_window"}) {
+    others += ", \"" + std::string(key) + "\": 1";
+  }
+  for (const char* type : {"transformer", "linear_attn", "retnet"}) {
+    EXPECT_EQ(warnings(type, others), Sentences{}) << type;
+  }
+}
+
 TEST(Model, RefusesCallsThatDoNotFit) {
   Context context({.threads = 1});
   const ModelConfig config = model_cases()[0].config;

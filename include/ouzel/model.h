@@ -83,11 +83,15 @@ struct OUZEL_EXPORT ModelConfig {
   double norm_eps = 1e-6;
   bool tie_word_embeddings = false;
   double initializer_range = 0.02;
+  // What `from_json` noticed: a sentence for each key that is near to one of ours, named there,
+  // which the text leaves out ("num_kv_head"). Computes nothing, and is not written by `to_json`.
+  std::vector<std::string> warnings = {};
 
   // The defaults of a model type: "transformer", "linear_attn" or "retnet".
   static ModelConfig defaults(const std::string& model_type);
   // Reads config.json's text; `what` names it in errors. Keys that change what a model computes and
-  // that we do not implement are refused by name; others are ignored.
+  // that we do not implement are refused by name; others are ignored, and named in `warnings` if
+  // they look misspelt.
   static ModelConfig from_json(const std::string& text, const std::string& what);
   std::string to_json() const;
   // Throws Error(kInvalidArgument) naming the member that does not fit.
@@ -125,7 +129,8 @@ class OUZEL_EXPORT State {
   // Tokens that softmax layers without a window have room for.
   std::int64_t capacity() const { return capacity_; }
   // Grows that room (never shrinks it); the content stays. Nothing to do for a model without such
-  // layers.
+  // layers. Throws Error(kInvalidArgument) for a negative number and for what no memory can hold,
+  // Error(kOutOfMemory) for what this one does not.
   void reserve(std::int64_t tokens);
   // Of the model and of the format of states.
   const std::string& fingerprint() const;

@@ -6,6 +6,7 @@
 
 #include "ouzel/error.h"
 #include "ouzel/model.h"
+#include "src/base/text.h"
 #include "src/formats/json.h"
 
 namespace ouzel {
@@ -57,6 +58,7 @@ class Reader {
     throw Error(ErrorKind::kBadFile, fmt::format("{}: {}", what_, why));
   }
   const Json* find(const char* key) const {
+    known_.emplace_back(key);
     const auto found = object_.find(key);
     return found == object_.end() || found->is_null() ? nullptr : &*found;
   }
@@ -70,7 +72,7 @@ class Reader {
     return value->get<std::int64_t>();
   }
   std::int64_t required(const char* key) const {
-    if (find(key) == nullptr) fail(fmt::format("'{}' is missing", key));
+    if (find(key) == nullptr) missing_.emplace_back(key);
     return integer(key, 0);
   }
   double number(const char* key, double fallback) const {
@@ -104,9 +106,38 @@ class Reader {
     fail(fmt::format("'{}': {} is not supported ({})", key, value->dump(), reason));
   }
 
+  // When every key was asked for: refuses an object that lacks required ones, and appends a
+  // sentence for each key that is none of ours, near to one that is, and stands without it. Other
+  // writers' keys are many: one beside the key that it resembles is theirs.
+  void finish(std::vector<std::string>& warnings) const {
+    std::vector<std::string> unknown, left_out, faults;
+    for (const auto& [key, value] : object_.items()) {
+      if (!is_known(key)) unknown.push_back(key);
+    }
+    for (const std::string& key : known_) {
+      if (!object_.contains(key)) left_out.push_back(key);
+    }
+    for (const std::string& key : missing_) {
+      const auto near = nearest(key, unknown);
+      faults.push_back(fmt::format("'{}' is missing", key));
+      if (near) faults.back() += fmt::format(" (is '{}' meant?)", printable(*near));
+    }
+    if (!faults.empty()) fail(joined(faults));
+    for (const std::string& key : unknown) {
+      const std::string near = did_you_mean(key, left_out);
+      if (near.empty()) continue;
+      warnings.push_back(fmt::format("{}: there is no key '{}'{}", what_, printable(key), near));
+    }
+  }
+
  private:
+  bool is_known(const std::string& key) const {
+    return std::find(known_.begin(), known_.end(), key) != known_.end();
+  }
+
   const Json& object_;
   const std::string& what_;
+  mutable std::vector<std::string> known_, missing_;  // keys that were asked for; and required
 };
 
 MixerConfig read_mixer(const Reader& in, MixerKind kind) {
@@ -174,7 +205,8 @@ void write_mixer(const MixerConfig& c, Json& out) {
   out["norm_feature_map"] = c.norm_feature_map;
 }
 
-ModelConfig::Hybrid read_hybrid(const Json& entry, const std::string& what) {
+ModelConfig::Hybrid read_hybrid(const Json& entry, const std::string& what,
+                                std::vector<std::string>& warnings) {
   const Reader in(entry, what);
   if (!entry.is_object()) in.fail("'attn' should be an object or a list of objects");
   const std::string type = in.string("model_type", "transformer");
@@ -189,6 +221,7 @@ ModelConfig::Hybrid read_hybrid(const Json& entry, const std::string& what) {
     hybrid.layers.push_back(layer.get<std::int64_t>());
   }
   hybrid.mixer = read_mixer(in, mixer->kind);
+  in.finish(warnings);
   return hybrid;
 }
 
@@ -328,11 +361,13 @@ ModelConfig ModelConfig::from_json(const std::string& text, const std::string& w
   in.only("mlp_bias", {false}, "the MLP has no bias");
   if (const Json* attn = in.find("attn")) {
     if (attn->is_array()) {
-      for (const Json& entry : *attn) config.attn.push_back(read_hybrid(entry, what));
+      for (const Json& entry : *attn)
+        config.attn.push_back(read_hybrid(entry, what, config.warnings));
     } else {
-      config.attn.push_back(read_hybrid(*attn, what));
+      config.attn.push_back(read_hybrid(*attn, what, config.warnings));
     }
   }
+  in.finish(config.warnings);
   try {
     config.check();
   } catch (const Error& error) {
