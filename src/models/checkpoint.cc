@@ -25,35 +25,19 @@ bool is_there(const std::string& path) {
   return std::filesystem::status(path, error).type() != std::filesystem::file_type::not_found;
 }
 
-// Says what is not there, and what to do, before a file is looked for in vain.
-void check_folder(const std::string& folder) {
-  const auto has = [&](const char* name) { return is_there(folder + "/" + name); };
-  const auto fail = [&](const std::string& why) {
-    throw Error(ErrorKind::kIo, fmt::format("{}: {}", folder, why));
-  };
-  if (!is_there(folder)) {
-    fail(
-        "there is no such folder; a model is a folder on this machine with config.json and "
-        "model.safetensors (names on a hub are not looked up: download the model first)");
-  }
-  std::error_code error;
-  if (std::filesystem::exists(folder, error) && !std::filesystem::is_directory(folder, error)) {
-    fail("no folder; name the one that holds a model's config.json and model.safetensors");
-  }
-  if (!has(kConfig)) {
-    fail(holds_model(folder)
-             ? "weights without their config.json: they were not copied together, or a save into "
-               "this folder was interrupted; copy it, save the model again, or resume its training"
-             : "no model: config.json and model.safetensors are missing; name the folder that "
-               "holds them");
-  }
-  if (!holds_model(folder)) {
-    fail(fmt::format("config.json without weights: {}",
-                     has("pytorch_model.bin") || has("pytorch_model.bin.index.json")
-                         ? "those of pytorch_model.bin are not read; save them as safetensors"
-                         : "model.safetensors is missing; were all files copied or downloaded, "
-                           "and the model saved to its end?"));
-  }
+[[noreturn]] void not_there(const std::string& folder, const std::string& why) {
+  throw Error(ErrorKind::kIo, fmt::format("{}: {}", folder, why));
+}
+
+void check_weights(const std::string& folder) {
+  if (holds_model(folder)) return;
+  const bool pickled =
+      is_there(folder + "/pytorch_model.bin") || is_there(folder + "/pytorch_model.bin.index.json");
+  not_there(folder, std::string("config.json without weights: ") +
+                        (pickled ? "those of pytorch_model.bin are not read; save them as "
+                                   "safetensors"
+                                 : "model.safetensors is missing; were all files copied or "
+                                   "downloaded, and the model saved to its end?"));
 }
 
 // The files that hold a model's tensors: one, or those that an index names.
@@ -100,12 +84,34 @@ bool holds_model(const std::string& folder) {
   return is_there(folder + "/" + kWeights) || is_there(folder + "/" + kIndex);
 }
 
+void check_holds_config(const std::string& folder) {
+  std::error_code error;
+  if (!is_there(folder)) {
+    not_there(folder,
+              "there is no such folder; a model is a folder on this machine with config.json and "
+              "model.safetensors (names on a hub are not looked up: download the model first)");
+  }
+  if (std::filesystem::exists(folder, error) && !std::filesystem::is_directory(folder, error)) {
+    not_there(folder,
+              "not a folder; name the one that holds a model's config.json and model.safetensors");
+  }
+  if (is_there(folder + "/" + kConfig)) return;
+  not_there(folder,
+            holds_model(folder)
+                ? "weights without their config.json: they were not copied together, or a save "
+                  "into this folder was interrupted; copy it, save the model again, or resume its "
+                  "training"
+                : "no model is in this folder: config.json and model.safetensors are missing; name "
+                  "the folder that holds them");
+}
+
 std::unique_ptr<Network> load_network(const std::string& folder) {
-  check_folder(folder);
+  check_holds_config(folder);
   const std::string config = folder + "/" + kConfig;
   auto network =
       std::make_unique<Network>(ModelConfig::from_json(read_file(config, kMostJson), config));
 
+  check_weights(folder);
   const std::vector<SafetensorsReader> files = open_files(folder);
   std::map<std::string, Source> sources;
   std::string faults;

@@ -12,6 +12,9 @@ namespace ouzel {
 
 // Whether weights are in a folder: those that load_network reads.
 bool holds_model(const std::string& folder);
+// Throws Error(kIo) that says what is missing and what to do, if a folder has no config.json or is
+// none.
+void check_holds_config(const std::string& folder);
 // See Model::load; the weights are not packed yet.
 std::unique_ptr<Network> load_network(const std::string& folder);
 // See Model::save.
