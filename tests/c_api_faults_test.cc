@@ -54,6 +54,15 @@ TEST(CApiFaults, ResultsAreGivenOnceAndApart) {
   });
 }
 
+TEST(CApiFaults, AttributesAreGivenOnce) {
+  const ContextHandle context;
+  for (const char* again : {"0.5", "0.25"}) {
+    expect_refused(context.handle, "attribute 'scale' is given twice", [&](RetentionCall& call) {
+      call.attributes = {"scale", "0.5", "scale", again, nullptr};
+    });
+  }
+}
+
 TEST(CApiFaults, AStateMayBeWrittenOverAndResultsMayInterleave) {
   const ContextHandle context;
   RetentionCall apart;
@@ -282,21 +291,23 @@ TEST(CApiFaults, StatesAndTokensOfModels) {
   // Capacities.
   ouzel_state* none = nullptr;
   for (const std::int64_t capacity : {kHuge, kMost, kLeast, std::int64_t{-1}}) {
-    expect_failure(ouzel_state_create(model.handle, capacity, &none), OUZEL_INVALID_ARGUMENT,
-                   "a state's capacity of");
+    const char* part = capacity < 0 ? "negative; give 0 or more" : "ask for room for fewer";
+    expect_failure(ouzel_state_create(model.handle, capacity, &none), OUZEL_INVALID_ARGUMENT, part);
     EXPECT_EQ(none, nullptr);
+    expect_failure(ouzel_state_reserve(states[0], capacity), OUZEL_INVALID_ARGUMENT, part);
   }
-  expect_failure(ouzel_state_reserve(states[0], kHuge), OUZEL_INVALID_ARGUMENT,
-                 "a state's capacity of");
-  EXPECT_EQ(ouzel_state_reserve(states[0], -1), OUZEL_OK);  // there is room for fewer
-  EXPECT_EQ(ouzel_state_reserve(states[0], kLeast), OUZEL_OK);
+  ASSERT_EQ(ouzel_state_reserve(states[0], 1), OUZEL_OK);  // there is room for more
   EXPECT_EQ(ouzel_state_capacity(states[0]), 4);
   expect_failure(ouzel_state_create(model.handle, std::int64_t{1} << 50, &none),
-                 OUZEL_OUT_OF_MEMORY, "");
+                 OUZEL_OUT_OF_MEMORY, "ask for room for fewer");
   const std::string path = model.temporary / "saved.state";
   ASSERT_EQ(ouzel_state_save(states[0], path.c_str()), OUZEL_OK);
-  expect_failure(ouzel_state_load(model.handle, path.c_str(), kHuge, &none), OUZEL_INVALID_ARGUMENT,
-                 "a state's capacity of");
+  for (const std::int64_t capacity : {kHuge, kMost, kLeast, std::int64_t{-1}}) {
+    expect_failure(ouzel_state_load(model.handle, path.c_str(), capacity, &none),
+                   OUZEL_INVALID_ARGUMENT,
+                   capacity < 0 ? "negative; give 0 or more" : "ask for room for fewer");
+    EXPECT_EQ(none, nullptr);
+  }
   for (ouzel_state* state : states) ouzel_state_destroy(state);
 }
 

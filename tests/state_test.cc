@@ -7,6 +7,7 @@
 #include "ouzel/error.h"
 #include "ouzel/model.h"
 #include "src/formats/files.h"
+#include "tests/errors.h"
 #include "tests/model_cases.h"
 #include "tests/model_runs.h"
 #include "tests/temp_folder.h"
@@ -88,6 +89,27 @@ TEST(State, HasAFixedSizeWithoutUnwindowedSoftmax) {
     const bool grows = name == "transformer" || name == "hybrid";
     EXPECT_EQ(model.new_state(1000).bytes() > model.new_state(10).bytes(), grows);
     EXPECT_EQ(model.new_state(1000).capacity(), grows ? 1000 : 0);
+  }
+}
+
+TEST(State, RefusesCapacitiesThatCannotBe) {
+  Context context({.threads = 1});
+  for (const auto& [name, config] : model_cases()) {
+    SCOPED_TRACE(name);
+    const TempFolder folder;
+    const Model model(context, config, 5);
+    State state = model.new_state(3);
+    state.save(folder / "state");
+    const std::int64_t before = state.capacity();
+    const bool grows = model.new_state(3).capacity() == 3;
+    for (const std::int64_t tokens : {std::int64_t{-1}, INT64_MIN, INT64_MAX}) {
+      if (tokens > 0 && !grows) continue;  // such a state needs no room
+      const char* part = tokens < 0 ? "is negative; give 0 or more" : "ask for room for fewer";
+      expect_refused(part, [&] { state.reserve(tokens); });
+      expect_refused(part, [&] { static_cast<void>(model.new_state(tokens)); });
+      expect_refused(part, [&] { static_cast<void>(model.load_state(folder / "state", tokens)); });
+    }
+    EXPECT_EQ(state.capacity(), before);
   }
 }
 

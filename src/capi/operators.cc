@@ -129,7 +129,11 @@ class CheckedCall {
   static std::map<std::string, std::string> attributes_of(const char* const* given) {
     std::map<std::string, std::string> attributes;
     for (; given != nullptr && *given != nullptr; given += 2) {
-      attributes[*given] = &required(given[1], "the value of an attribute");
+      const char* const value = &required(given[1], "the value of an attribute");
+      if (!attributes.emplace(*given, value).second) {
+        throw Error(ErrorKind::kInvalidArgument,
+                    fmt::format("attribute '{}' is given twice; give it once", printable(*given)));
+      }
     }
     return attributes;
   }

@@ -32,6 +32,12 @@ std::vector<std::int64_t> shape_in_file(const StatePart& part, std::int64_t posi
   return shape;
 }
 
+void check_capacity(std::int64_t tokens) {
+  if (tokens >= 0) return;
+  throw Error(ErrorKind::kInvalidArgument,
+              fmt::format("a state's capacity of {} tokens is negative; give 0 or more", tokens));
+}
+
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
   throw Error(ErrorKind::kBadFile, fmt::format("{}: {}", path, why));
 }
@@ -45,14 +51,24 @@ State& State::operator=(State&&) noexcept = default;
 
 State::State(std::shared_ptr<const StateLayout> layout, std::int64_t capacity)
     : layout_(std::move(layout)) {
-  if (capacity < 0 || !layout_->fits(capacity)) {
+  check_capacity(capacity);
+  if (!layout_->fits(capacity)) {
     throw Error(ErrorKind::kInvalidArgument,
-                fmt::format("a state's capacity of {} tokens is negative or needs more memory than "
-                            "can be addressed",
+                fmt::format("a state with room for {} tokens needs more memory than can be "
+                            "addressed; ask for room for fewer (it can be reserved later)",
                             capacity));
   }
   capacity_ = layout_->grows() ? capacity : 0;
-  memory_ = Buffer::zeros(static_cast<std::size_t>(layout_->size(capacity_)) * sizeof(float));
+  const std::size_t bytes = static_cast<std::size_t>(layout_->size(capacity_)) * sizeof(float);
+  try {
+    memory_ = Buffer::zeros(bytes);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kOutOfMemory) throw;
+    throw Error(error.kind(),
+                fmt::format("a state with room for {} tokens takes {} bytes, which this machine "
+                            "does not have; ask for room for fewer (it can be reserved later)",
+                            capacity_, bytes));
+  }
 }
 
 State::State(const State& other)
@@ -97,6 +113,7 @@ const std::string& State::fingerprint() const {
 }
 
 void State::reserve(std::int64_t tokens) {
+  check_capacity(tokens);
   if (!layout_ || !layout_->grows() || tokens <= capacity_) return;
   State larger(layout_, tokens);
   larger.position_ = position_;
@@ -152,6 +169,7 @@ std::int64_t position_in_file(const std::string& path, const std::string& text) 
 }
 
 State load_state_file(const Network& network, const std::string& path, std::int64_t capacity) {
+  check_capacity(capacity);
   const SafetensorsReader file(path);
   const auto metadata = [&](const char* key) {
     const auto found = file.metadata().find(key);
