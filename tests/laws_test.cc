@@ -358,7 +358,7 @@ TEST(LawChecks, RefuseWhatDoesNotFit) {
   using In = RecurrenceInputs&;
   using Out = RecurrenceOutputs&;
   EXPECT_EQ(message("kda", [](Options, In in, Out) { in.g = {}; }),
-            "kda: g must be [B, T, HV, K] = [2, 70, 2, 12], not (absent)");
+            "kda: g must be [B, T, HV, K] = [2, 70, 2, 12], not missing");
   EXPECT_EQ(message("kda", [](Options, In in, Out) { in.beta = in.g; }),
             "kda: beta must be [B, T, HV] = [2, 70, 2], not [2, 70, 2, 12]");
   EXPECT_EQ(message("delta_rule", [](Options, In in, Out) { in.beta = in.k; }),

@@ -267,7 +267,7 @@ TEST(Registry, TensorsAreCheckedByNameTypeAndShape) {
   expect_refused({"v is F64 [2, 5, 2, 3]; F32, BF16 or F16 was expected"}, [&] { call.run(); });
   call = retention_call();
   call.put("q", {2, 5, 0, 4});
-  expect_refused({"q has shape [2, 5, 0, 4]"}, [&] { call.run(); });
+  expect_refused({"q is empty: its shape [2, 5, 0, 4] has HQ = 0"}, [&] { call.run(); });
   call = retention_call();
   call.put("v", {2, 5, 3, 3});  // 3 value heads, 2 key heads: the operator's own check
   expect_refused({"retention"}, [&] { call.run(); });

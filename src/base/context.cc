@@ -16,6 +16,7 @@
 #include "ouzel/error.h"
 #include "src/base/caches.h"
 #include "src/base/context_impl.h"
+#include "src/base/text.h"
 
 namespace ouzel {
 
@@ -42,22 +43,29 @@ const char* name_of(Isa isa) {
   return "unknown";
 }
 
-Isa isa_from_name(const std::string& name) {
-  const std::vector<Isa> have = supported_isas();
-  std::string names;
-  for (Isa isa : have) {
+namespace {
+
+// `given` says where the name comes from, `remedy` what else to do.
+Isa find_isa(const std::string& name, const char* given, const char* remedy) {
+  std::vector<std::string> names;
+  for (Isa isa : supported_isas()) {
     if (name == name_of(isa)) return isa;
-    names += (names.empty() ? "" : ", ") + std::string(name_of(isa));
+    names.emplace_back(name_of(isa));
   }
   throw Error(ErrorKind::kInvalidArgument,
-              fmt::format("instruction set '{}' is not one of those that this machine runs: {}; "
-                          "unset OUZEL_ISA to use the best",
-                          name, names));
+              fmt::format("{}'{}' is not one of the instruction sets that this machine runs: {}{}",
+                          given, printable(name), joined(names), remedy));
 }
+
+}  // namespace
+
+Isa isa_from_name(const std::string& name) { return find_isa(name, "", ""); }
 
 Isa default_isa() {
   const char* name = std::getenv("OUZEL_ISA");
-  return name != nullptr && *name != '\0' ? isa_from_name(name) : supported_isas().front();
+  return name != nullptr && *name != '\0'
+             ? find_isa(name, "OUZEL_ISA=", "; unset it to use the best")
+             : supported_isas().front();
 }
 
 int default_threads() {

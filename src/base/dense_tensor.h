@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -24,5 +25,8 @@ auto dense_tensor(Memory* data, DType dtype, const std::vector<std::int64_t>& sh
   }
   return tensor;
 }
+
+// "F32 [2, 19]", "missing": for messages.
+std::string described(const ConstTensor& tensor);
 
 }  // namespace ouzel

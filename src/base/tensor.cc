@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "src/base/dense_tensor.h"
 
 namespace ouzel {
 
@@ -50,12 +51,16 @@ const char* name_of(DType dtype) {
 }
 
 std::string shape_string(const ConstTensor& tensor) {
-  if (!tensor.present()) return "(absent)";
+  if (!tensor.present()) return "missing";
   std::string text = "[";
   for (int i = 0; i < tensor.rank; ++i) {
     text += (i ? ", " : "") + std::to_string(tensor.extent[static_cast<std::size_t>(i)]);
   }
   return text + "]";
+}
+
+std::string described(const ConstTensor& tensor) {
+  return (tensor.present() ? std::string(name_of(tensor.dtype)) + " " : "") + shape_string(tensor);
 }
 
 namespace {

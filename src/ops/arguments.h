@@ -14,6 +14,7 @@
 #include "ouzel/error.h"
 #include "ouzel/segments.h"
 #include "ouzel/tensor.h"
+#include "src/base/dense_tensor.h"
 #include "src/base/half.h"
 #include "src/ops/token_rows.h"
 
@@ -59,7 +60,7 @@ ViewOf<T, Rank> view_of(const char* op, const char* name, const BasicTensor<Cons
       view.extent != shape) {
     refuse(op, std::string(name) + " should be " + (kAny ? "F32, BF16 or F16 " : "F32 ") +
                    shape_string(View<const float, Rank>(nullptr, shape)) + ", not " +
-                   name_of(tensor.dtype) + " " + shape_string(tensor));
+                   described(tensor));
   }
   if (view.stride[Rank - 1] != 1 && shape[Rank - 1] > 1) {
     refuse(op, "the last stride of " + std::string(name) + " should be 1, not " +

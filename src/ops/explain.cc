@@ -68,9 +68,7 @@ std::string why_not_counted(const OperatorInfo& law) {
 
 Explanation explain(const OperatorInfo& law, const ExplainSizes& sizes) {
   if (law.cost.forward == 0) {
-    throw Error(ErrorKind::kInvalidArgument,
-                fmt::format("{} {}; ouzel attend --list {} shows what it computes", law.name,
-                            why_not_counted(law), law.name));
+    throw Error(ErrorKind::kInvalidArgument, fmt::format("{} {}", law.name, why_not_counted(law)));
   }
   if (sizes.tokens < 1 || sizes.keys < 1 || sizes.values < 1 || sizes.heads < 1) {
     throw Error(ErrorKind::kInvalidArgument,

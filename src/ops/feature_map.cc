@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "src/base/dense_tensor.h"
 
 namespace ouzel {
 namespace {
@@ -158,9 +159,8 @@ void check_shape(const char* op, const std::string& name, const ConstTensor& x,
   const std::string one =
       p.columns != 0 ? fmt::format("{}, {}", p.rows, p.columns) : std::to_string(p.rows);
   const std::string each = p.per_head ? fmt::format(" or [{}, {}]", heads, one) : "";
-  refuse(op, fmt::format("the feature map's {} must be a contiguous float32 array [{}]{}, not {} "
-                         "{}",
-                         name, one, each, name_of(x.dtype), shape_string(x)));
+  refuse(op, fmt::format("the feature map's {} must be a contiguous float32 array [{}]{}, not {}",
+                         name, one, each, described(x)));
 }
 
 MapSizes check_weights(const char* op, const std::string& side, const FeatureMap& map,
@@ -316,9 +316,8 @@ void check_feature_map_grads(const char* op, const FeatureMap& map, const Featur
       }
       const auto last = static_cast<std::size_t>(w.rank - 1);
       if (!same || (d.extent[last] > 1 && d.stride[last] != 1)) {
-        refuse(op, fmt::format("the feature map's {} must be a contiguous float32 array {}, not {} "
-                               "{}",
-                               name, shape_string(w), name_of(d.dtype), shape_string(d)));
+        refuse(op, fmt::format("the feature map's {} must be a contiguous float32 array {}, not {}",
+                               name, shape_string(w), described(d)));
       }
     }
   };

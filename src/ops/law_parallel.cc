@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "src/base/context_impl.h"
+#include "src/base/dense_tensor.h"
 #include "src/ops/law_source.h"
 #include "src/ops/rows_scan.h"
 
@@ -152,9 +153,8 @@ void check(const LawCall& call, const RecurrenceInputs& inputs, const Recurrence
   bool fits = w.rank == 4 && w.dtype == DType::kF32 && (w.extent[3] <= 1 || w.stride[3] == 1);
   for (std::size_t i = 0; i < 4 && fits; ++i) fits = w.extent[i] == expected[i];
   if (fits) return;
-  call.refuse(fmt::format("weights must be a contiguous float32 array [{}, {}, {}, {}], not {} {}",
-                          expected[0], expected[1], expected[2], expected[3], name_of(w.dtype),
-                          shape_string(w)));
+  call.refuse(fmt::format("weights must be a contiguous float32 array [{}, {}, {}, {}], not {}",
+                          expected[0], expected[1], expected[2], expected[3], described(w)));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "src/base/dense_tensor.h"
 #include "src/base/half.h"
 #include "src/base/text.h"
 #include "src/ops/copy_tensor.h"
@@ -22,10 +23,6 @@ constexpr std::int64_t kMaxSequences = 1 << 22;
 
 [[noreturn]] void refuse(const std::string& sentence) {
   throw Error(ErrorKind::kInvalidArgument, sentence);
-}
-
-std::string describe(const ConstTensor& tensor) {
-  return fmt::format("{} {}", name_of(tensor.dtype), shape_string(tensor));
 }
 
 // Whether a row of the table can work on it as it is.
@@ -264,12 +261,29 @@ std::string OperatorCall::expected(const TensorInfo& info) {
   return joined(shapes, " or ") + (parts.empty() ? "" : " with " + joined(parts, " and "));
 }
 
+void OperatorCall::refuse_shape(const TensorInfo& info, const std::string& name,
+                                const ConstTensor& tensor) {
+  for (const std::string& alternative : split(info.shape, '|')) {
+    const std::vector<std::string> letters = split(alternative, ' ');
+    if (std::ssize(letters) != tensor.rank) continue;
+    for (std::size_t i = 0; i < letters.size(); ++i) {
+      if (tensor.extent[i] != 0 || counts_tokens(letters[i]) || resolve(letters[i])) continue;
+      refuse(
+          fmt::format("{}: {} is empty: its shape {} has {} = 0, and only numbers of tokens may "
+                      "be 0; leave the call out",
+                      info_.name, name, shape_string(tensor), letters[i]));
+    }
+  }
+  refuse(fmt::format("{}: {} has shape {}; expected {}", info_.name, name, shape_string(tensor),
+                     expected(info)));
+}
+
 void OperatorCall::take(const TensorInfo& info, const std::string& name,
                         const ConstTensor& tensor) {
   const bool wide = info.dtype == DType::kF64;
   if (tensor.dtype != info.dtype && !(wide ? tensor.dtype == DType::kF32 : is_half(tensor.dtype))) {
     refuse(fmt::format("{}: {} is {}; {} was expected: convert it first", info_.name, name,
-                       describe(tensor), wide ? "F64 or F32" : "F32, BF16 or F16"));
+                       described(tensor), wide ? "F64 or F32" : "F32, BF16 or F16"));
   }
   bool taken = false;
   each_part(info.shape, '|',
@@ -283,8 +297,7 @@ void OperatorCall::take(const TensorInfo& info, const std::string& name,
     in_.push_back({name, tensor, half ? tensor.dtype : info.dtype});
     return;
   }
-  refuse(fmt::format("{}: {} has shape {}; expected {}", info_.name, name, shape_string(tensor),
-                     expected(info)));
+  refuse_shape(info, name, tensor);
 }
 
 std::vector<std::int64_t> OperatorCall::shape_of(const TensorInfo& info) {
@@ -395,7 +408,7 @@ void OperatorCall::put(const std::string& name, const Tensor& memory) {
   if (shape_vector(memory) != wanted.shape ||
       (memory.dtype != DType::kF32 && !is_half(memory.dtype))) {
     refuse(fmt::format("{}: the memory for {} is {}; F32, BF16 or F16 [{}] was expected",
-                       info_.name, name, describe(memory), fmt::join(wanted.shape, ", ")));
+                       info_.name, name, described(memory), fmt::join(wanted.shape, ", ")));
   }
   check_apart(memory, name);
   outputs_wanted_ = outputs_wanted_ || !wanted.is_gradient;

@@ -99,6 +99,8 @@ class OperatorCall {
   void check_name(const std::string& name) const;
   void check_packing();
   void take(const TensorInfo& info, const std::string& name, const ConstTensor& tensor);
+  [[noreturn]] void refuse_shape(const TensorInfo& info, const std::string& name,
+                                 const ConstTensor& tensor);
   std::optional<std::int64_t> resolve(std::string_view letter);
   const Extent* find_extent(std::string_view letter) const;
   bool fits(std::string_view letters, const ConstTensor& tensor, const std::string& name);

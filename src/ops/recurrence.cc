@@ -7,6 +7,7 @@
 
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
+#include "src/base/dense_tensor.h"
 #include "src/ops/heads_scan.h"
 #include "src/ops/key_exponents.h"
 #include "src/ops/recurrence_parallel.h"
@@ -19,16 +20,16 @@ StateView state_view(const Tensor& s, const Tensor& z, std::vector<SequenceState
   if (s.rank != 4 || s.dtype != DType::kF32 || (s.extent[3] > 1 && s.stride[3] != 1)) {
     throw Error(ErrorKind::kInvalidArgument,
                 fmt::format("a state must be a float32 array [N, HV, K, V] with contiguous rows, "
-                            "not {} {}",
-                            name_of(s.dtype), shape_string(s)));
+                            "not {}",
+                            described(s)));
   }
   if (z.present() && (z.rank != 3 || z.dtype != DType::kF32 || z.extent[0] != s.extent[0] ||
                       z.extent[1] != s.extent[1] || z.extent[2] != s.extent[2] ||
                       (z.extent[2] > 1 && z.stride[2] != 1))) {
     throw Error(ErrorKind::kInvalidArgument,
                 fmt::format("a normaliser's state that goes with S {} must be a contiguous float32 "
-                            "array [N, HV, K], not {} {}",
-                            shape_string(s), name_of(z.dtype), shape_string(z)));
+                            "array [N, HV, K], not {}",
+                            shape_string(s), described(z)));
   }
   storage.assign(static_cast<std::size_t>(s.extent[0]), SequenceState{});
   for (std::int64_t n = 0; n < s.extent[0]; ++n) {

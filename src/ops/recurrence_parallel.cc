@@ -10,6 +10,7 @@
 
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
+#include "src/base/dense_tensor.h"
 #include "src/ops/key_exponents.h"
 #include "src/ops/recurrence_pass.h"
 
@@ -206,9 +207,8 @@ void recurrence_parallel(Context& context, const RecurrenceSpec& spec, const Rec
                 (weights.extent[3] <= 1 || weights.stride[3] == 1);
     for (std::size_t i = 0; i < 4 && fits; ++i) fits = weights.extent[i] == shape4[i];
     if (!fits) {
-      refuse(fmt::format("weights must be a contiguous float32 array [{}, {}, {}, {}], not {} {}",
-                         shape4[0], shape4[1], shape4[2], shape4[3], name_of(weights.dtype),
-                         shape_string(weights)));
+      refuse(fmt::format("weights must be a contiguous float32 array [{}, {}, {}, {}], not {}",
+                         shape4[0], shape4[1], shape4[2], shape4[3], described(weights)));
     }
     context.impl().run(shape.batch * shape.output_heads, [&](std::int64_t task, Scratch&) {
       const View<float, 4> w = weights.view<float, 4>();

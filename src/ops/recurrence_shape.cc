@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "src/base/dense_tensor.h"
 #include "src/base/half.h"
 
 namespace ouzel {
@@ -21,8 +22,8 @@ bool is_f32_or_half(DType dtype) { return dtype == DType::kF32 || is_half(dtype)
 void check_rank4(const RecurrenceSpec& spec, const ConstTensor& tensor, const char* what,
                  const char* letters) {
   if (tensor.rank != 4 || !is_f32_or_half(tensor.dtype)) {
-    refuse(spec, fmt::format("{} must be a float32, bfloat16 or float16 array {}, not {} {}", what,
-                             letters, name_of(tensor.dtype), shape_string(tensor)));
+    refuse(spec, fmt::format("{} must be a float32, bfloat16 or float16 array {}, not {}", what,
+                             letters, described(tensor)));
   }
   if (tensor.extent[3] > 1 && tensor.stride[3] != 1) {
     refuse(spec, fmt::format("the last axis of {} must be contiguous (its stride is {}); copy the "
@@ -151,9 +152,8 @@ void check_rows(const RecurrenceSpec& spec, const ConstTensor& tensor, const cha
   if (tensor.rank != 4 || !is_f32_or_half(tensor.dtype) || tensor.extent[0] != shape.batch ||
       tensor.extent[1] != tokens || tensor.extent[2] != heads || tensor.extent[3] != size) {
     refuse(spec,
-           fmt::format(
-               "{} must be a float32, bfloat16 or float16 array [{}, {}, {}, {}], not {} {}", what,
-               shape.batch, tokens, heads, size, name_of(tensor.dtype), shape_string(tensor)));
+           fmt::format("{} must be a float32, bfloat16 or float16 array [{}, {}, {}, {}], not {}",
+                       what, shape.batch, tokens, heads, size, described(tensor)));
   }
   if (size > 1 && tensor.stride[3] != 1) {
     refuse(spec, fmt::format("the last axis of {} must be contiguous", what));

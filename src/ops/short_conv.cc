@@ -8,6 +8,7 @@
 
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
+#include "src/base/dense_tensor.h"
 #include "src/kernels/convert.h"
 #include "src/kernels/pointwise.h"
 #include "src/kernels/short_conv.h"
@@ -71,10 +72,10 @@ struct Shape {
     if (!tensor.present()) return {};
     const View<T, Rank> v = tensor.template view<T, Rank>();
     if (tensor.dtype != DType::kF32 || tensor.rank != Rank || v.extent != shape) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  fmt::format("{}: {} should be F32 {}, not {} {}", op, name,
-                              shape_string(View<const float, Rank>(nullptr, shape)),
-                              name_of(tensor.dtype), shape_string(tensor)));
+      throw Error(
+          ErrorKind::kInvalidArgument,
+          fmt::format("{}: {} should be F32 {}, not {}", op, name,
+                      shape_string(View<const float, Rank>(nullptr, shape)), described(tensor)));
     }
     return v;
   }
