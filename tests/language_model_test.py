@@ -342,6 +342,52 @@ class Eval(ModelTest):
                                 r"state carried +\d\.\d+ bits per byte\n$")
         self.assertNotIn("bits_per_byte_carried", self.evaluate("--data", self.text, "--no-carry"))
 
+    def test_an_interrupt_leaves_no_files(self):
+        # With something there before, and without.
+        before = self.folder / "losses"
+        before.write_bytes(b"before")
+        with subprocess.Popen(
+                arguments(["eval", "-m", self.model, "-q", "--data", "-", "--losses-out", before,
+                           "--logits-out", self.folder / "logits"]),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            process.stdin.write(self.text.read_bytes())
+            process.stdin.flush()
+            for _ in range(2000):
+                written = [path.stat().st_size for path in self.folder.glob("losses.*.tmp")]
+                if any(written):
+                    break
+                time.sleep(0.01)
+            self.assertTrue(any(written), "nothing was written before the interrupt")
+            process.send_signal(signal.SIGINT)
+            process.stdin.close()
+            self.assertEqual(process.wait(timeout=20), 130)
+        self.assertEqual(os.listdir(self.folder), ["losses"])
+        self.assertEqual(before.read_bytes(), b"before")
+
+    def test_a_full_disk_leaves_both_files_or_none(self):
+        # The second file is larger than the limit, the first is not.
+        part = self.folder / "part"
+        part.write_bytes(self.text.read_bytes()[:100])
+        process = run("eval", "-m", self.model, "-q", "--data", part, "--losses-out",
+                      self.folder / "losses", "--logits-out", self.folder / "logits",
+                      preexec_fn=limit_files_to(900))
+        self.assert_fails(process, 1, self.folder / "logits")
+        self.assertEqual(os.listdir(self.folder), ["part"])
+
+    def test_a_key_that_looks_misspelt_is_noted(self):
+        shutil.copytree(self.model, self.folder / "model")
+        path = self.folder / "model" / "config.json"
+        config = json.loads(path.read_text())
+        config["norm_esp"] = config.pop("norm_eps")
+        path.write_text(json.dumps({**config, "transformers_version": "5"}))
+        call = ["generate", "-m", self.folder / "model", "-p", "in", "-n", 3]
+        process = run(*call)
+        self.assertEqual(process.returncode, 0, process.stderr)
+        self.assertIn("config.json: there is no key 'norm_esp'; did you mean 'norm_eps'? It is "
+                      "ignored", process.stderr.decode())
+        self.assertEqual(run(*call, "-q").stderr, b"")
+        self.assertNotIn("no key", run("generate", "-m", self.model, "-p", "a", "-n", 1).stderr.decode())
+
     def test_short_data(self):
         empty, one = self.folder / "empty", self.folder / "one"
         empty.write_bytes(b"")
@@ -517,10 +563,28 @@ class Train(ModelTest):
         lines = (self.folder / "out" / "metrics.jsonl").read_text().splitlines()
         self.assertEqual([json.loads(line)["iteration"] for line in lines], list(range(1, 21)))
         again = self.train(self.folder / "out", "--iterations", 20, "-q", "--json")
-        self.assert_fails(run(*again), 1, "holds a trained model", "--overwrite")
+        self.assert_fails(run(*again), 1, "holds a trained model", "(--overwrite)")
+        loud = run(*self.train(self.folder / "out", "--iterations", 20))  # without a summary before
+        self.assert_fails(loud, 1, "holds a trained model", "(--overwrite)")
+        self.assertEqual(loud.stderr.count(b"\n"), 1, loud.stderr)
         told = json.loads(check(*again, "--overwrite"))
         self.assertEqual((told["iteration"], told["iterations"]), (20, 20))
         self.assertLess(told["peak_bytes"], told["planned_peak_bytes"])
+
+    def test_it_says_when_the_data_are_learnt_by_heart(self):
+        few = self.folder / "few"
+        few.write_bytes(random.Random(3).randbytes(400))
+        shape = ["--layers", 1, "--dim", 32, "--heads", 2, "--context", 32, "--batch", 4, "--lr", 0.02]
+        process = run("train", "--data", few, *shape, "--validation", 0.3, "--iterations", 150,
+                      "--validate-every", 10, "--out", self.folder / "out")
+        said = process.stderr.decode()
+        self.assertEqual(process.returncode, 0, said)
+        self.assertRegex(said, r"validation loss was \d\.\d+ before it rose to \d+\.\d+.*by heart.*fewer")
+        self.assertIn("the model, with the weights of the last iteration, is in", said)
+        self.assertNotIn("more --iterations", said)
+        process = run("train", "--data", self.text, *shape, "--iterations", 1, "--out",
+                      self.folder / "one")
+        self.assertIn("hardly words: give it more --iterations", process.stderr.decode())
 
     def test_a_dry_run_plans(self):
         shape = ["--layers", 3, "--dim", 96, "--context", 128, "--batch", 8]
@@ -552,6 +616,11 @@ class Train(ModelTest):
         self.assertEqual(len(text), 9)
         self.assert_fails(run("train", "--data", self.text, "--config", config, "--model", "retnet",
                               "--out", self.folder / "out"), 2, "--config")
+        told = json.loads(config.read_text())
+        config.write_text(json.dumps({**told, "norm_esp": 1, "torch_dtype": "float32"}))
+        process = run("train", "--data", self.text, "--config", config, "--out", self.folder / "out")
+        self.assert_fails(process, 1, "config.json", "'norm_esp'; did you mean 'norm_eps'?")
+        self.assertEqual(process.stderr.count(b"\n"), 1, process.stderr)
         config.write_text('{"model_type": "mamba"}')
         self.assert_fails(run("train", "--data", self.text, "--config", config, "--out",
                               self.folder / "out"), 1, "config.json", "mamba")

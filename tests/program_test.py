@@ -150,6 +150,17 @@ class Usage(ProgramTest):
             reply = subprocess.run(["bash", "-c", asked], capture_output=True, text=True,
                                    check=True)
             self.assertEqual(reply.stdout.strip(), "ops model")
+            for words, expected in (("attend x.safetensors --op gated_delta_r", "gated_delta_rule"),
+                                    ("attend --list selective", "selective_scan"),
+                                    ("explain gated_delta_r", "gated_delta_rule"),
+                                    ("bench ops --filter softmax", "softmax_attention"),
+                                    ("bench model --filter start", "start_up")):
+                words = ["ouzel", *words.split()]
+                asked = (script + f"COMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}; "
+                         "_ouzel; echo ${COMPREPLY[@]}")
+                reply = subprocess.run(["bash", "-c", asked], capture_output=True, text=True,
+                                       check=True)
+                self.assertEqual(reply.stdout.strip(), expected)
 
 
 class Streams(ProgramTest):
@@ -224,7 +235,10 @@ class Info(ProgramTest):
         self.put("config.json", b'{"model_type": ')
         self.assert_fails(run("info", self.folder), 1, "config.json", "not JSON")
         (self.folder / "config.json").unlink()
-        self.assert_fails(run("info", self.folder), 1, "no config.json")
+        self.assert_fails(run("info", self.folder), 1, "without their config.json")
+        (self.folder / "model.safetensors").unlink()
+        (self.folder / "model.safetensors.index.json").unlink()
+        self.assert_fails(run("info", self.folder), 1, "no model is in this folder")
 
     def test_files_cannot_steer_the_terminal(self):
         escape = "\x1b[2J\x07\x9b"

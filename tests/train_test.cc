@@ -229,7 +229,7 @@ TEST_F(Training, ReplacesAModelOnlyWhereItIsToldTo) {
     }
     EXPECT_EQ(read_file(o.out + "/model.safetensors"), weights);
   };
-  refused("holds a trained model");
+  refused("holds a trained model: choose another folder, or replace it (TrainOptions::overwrite)");
   o.overwrite = o.resume = true;
   refused("give one");
   o.resume = false;

@@ -472,6 +472,13 @@ Action declare(CLI::App& parser) {
   return [options] { return run(*options); };
 }
 
+std::vector<std::string> words(std::string_view option) {
+  std::vector<std::string> names;
+  if (option != "--op" && option != "--list") return names;
+  for (const OperatorInfo& info : operators()) names.push_back(info.name);
+  return names;
+}
+
 }  // namespace
 
 extern const Verb kAttendVerb = {"attend", "Run an operator on the tensors of a file",
@@ -479,6 +486,6 @@ extern const Verb kAttendVerb = {"attend", "Run an operator on the tensors of a 
                                  "ouzel attend --list gated_delta_rule\n"
                                  "ouzel attend in.safetensors -o out.safetensors --op retention\n"
                                  "ouzel attend in.safetensors --backward --compare",
-                                 declare};
+                                 declare, words};
 
 }  // namespace ouzel::app

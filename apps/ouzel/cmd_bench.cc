@@ -1,8 +1,10 @@
 // `ouzel bench`: the figures of docs/performance.md, measured on this machine.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "apps/ouzel/program.h"
@@ -88,12 +90,25 @@ Action declare(CLI::App& parser) {
   return [options] { return run(*options); };
 }
 
+// The first parts of cases' names.
+std::vector<std::string> words(std::string_view option) {
+  std::vector<std::string> parts;
+  if (option != "--filter") return parts;
+  for (const auto& cases : {bench::operator_cases(), bench::model_cases()}) {
+    for (const bench::Case& c : cases) {
+      std::string part = c.name.substr(0, c.name.find('/'));
+      if (std::ranges::find(parts, part) == parts.end()) parts.push_back(std::move(part));
+    }
+  }
+  return parts;
+}
+
 }  // namespace
 
 extern const Verb kBenchVerb = {"bench", "Measure operators or models on this machine",
                                 "ouzel bench ops --filter linear_attention/forward\n"
                                 "ouzel bench ops --json\n"
                                 "ouzel bench model",
-                                declare};
+                                declare, words};
 
 }  // namespace ouzel::app

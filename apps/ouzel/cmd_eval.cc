@@ -47,13 +47,12 @@ int run(const Options& options) {
   read.push_back(options.data);
   refuse_to_overwrite("--losses-out", options.losses_out, read);
   refuse_to_overwrite("--logits-out", options.logits_out, read);
-  if (!options.losses_out.empty() && !options.logits_out.empty() &&
-      is_same_file(options.losses_out, options.logits_out)) {
+  if (is_same_file(options.losses_out, options.logits_out)) {
     throw UsageError("--losses-out and --logits-out are two files: give them two names");
   }
   ByteSource source(options.data);
   Context context = options.common.context();
-  const Model model = Model::load(context, options.model);
+  const Model model = load_model(context, options.model, options.common);
   std::optional<AtomicFile> losses, logits;
   if (!options.losses_out.empty()) losses.emplace(options.losses_out);
   if (!options.logits_out.empty()) logits.emplace(options.logits_out);
@@ -84,11 +83,13 @@ int run(const Options& options) {
       throw Error(e.kind(), fmt::format("{}: {}", options.data, e.what()));
     }
   }
+  if (logits) write_floats(*logits, result.logits);
+  // Both or neither: what can fail comes before the first is there.
+  if (losses) losses->finish();
+  if (logits) logits->finish();
+  check_interrupt();
   if (losses) losses->commit();
-  if (logits) {
-    write_floats(*logits, result.logits);
-    logits->commit();
-  }
+  if (logits) logits->commit();
 
   const double rate = static_cast<double>(result.tokens) / seconds();
   if (options.common.json) {

@@ -73,7 +73,13 @@ int run(const Options& options) {
   Explanation e;
   as_usage([&] {
     found = &find_operator(options.law);
-    e = explain(*found, sizes);
+    try {
+      e = explain(*found, sizes);
+    } catch (const Error& error) {
+      if (found->cost.forward != 0) throw;
+      throw UsageError(fmt::format("{}; ouzel attend --list {} shows what it computes",
+                                   error.what(), found->name));
+    }
   });
   const OperatorInfo& law = *found;
   if (options.common.json) {
@@ -135,11 +141,19 @@ Action declare(CLI::App& parser) {
   return [options] { return run(*options); };
 }
 
+std::vector<std::string> words(std::string_view option) {
+  std::vector<std::string> names;
+  for (const OperatorInfo& law : operators()) {
+    if (option == "LAW" && law.cost.forward != 0) names.push_back(law.name);
+  }
+  return names;
+}
+
 }  // namespace
 
 extern const Verb kExplainVerb = {"explain", "Show what a law computes and costs",
                                   "ouzel explain retention\n"
                                   "ouzel explain linear_attention --T 100000 --K 128 --V 128",
-                                  declare};
+                                  declare, words};
 
 }  // namespace ouzel::app

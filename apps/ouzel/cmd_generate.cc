@@ -194,7 +194,7 @@ int run(const Options& options) {
                                             options.state_out, folder.string()));
   }
   Context context = options.common.patient_context();
-  const Model model = Model::load(context, options.model);
+  const Model model = load_model(context, options.model, options.common);
   State state = options.state_in.empty() ? model.new_state() : model.load_state(options.state_in);
   const SamplingOptions how = sampling(options, saved_sampling(options, state));
   as_usage([&] { how.check(); });
@@ -254,14 +254,18 @@ Action declare(CLI::App& parser) {
           ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
           ->allow_extra_args(false);
   parser
-      .add_option("--state-in", o->state_in,
-                  "Go on from this state, as if generation had never stopped: what is not given "
-                  "here (sampling options, what was read) is as it was")
+      .add_option(
+          "--state-in", o->state_in,
+          "Go on from this state of this very model, as if generation had never stopped: what is "
+          "not given here (sampling options, what was read) is as it was. Takes what "
+          "--state-out, Python's State.save or the library wrote, not a file of tensors "
+          "for ouzel attend")
       ->type_name("FILE");
   parser
-      .add_option("--state-out", o->state_out,
-                  "Save the state here at the end, also after Ctrl-C; text that may begin a stop "
-                  "text then stays in the state")
+      .add_option(
+          "--state-out", o->state_out,
+          "Save the state here at the end, also after Ctrl-C, for --state-in or Model.load_state; "
+          "text that may begin a stop text then stays in the state")
       ->type_name("FILE");
   o->common.declare_compute(parser);
   o->common.declare_quiet(parser);

@@ -24,6 +24,7 @@
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
 #include "src/infer/session.h"
+#include "src/models/checkpoint.h"
 #include "src/models/state_file.h"
 
 namespace ouzel::app {
@@ -252,12 +253,8 @@ std::vector<std::string> weight_files(const fs::path& folder) {
 }
 
 void show_model(const std::string& path, const CommonOptions& common) {
+  check_holds_config(path);
   const std::string config_path = (fs::path(path) / kConfig).string();
-  if (!fs::exists(config_path)) {
-    throw Error(ErrorKind::kBadFile, fmt::format("the folder {} holds no model: there is no {} in "
-                                                 "it; name a model's folder or a safetensors file",
-                                                 path, kConfig));
-  }
   const Json config = parse_json(read_file(config_path, kMaxConfig), config_path);
   const auto type = config.is_object() ? config.find("model_type") : config.end();
   if (type == config.end() || !type->is_string()) {

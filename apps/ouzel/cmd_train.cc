@@ -17,7 +17,9 @@
 #include "ouzel/error.h"
 #include "ouzel/model.h"
 #include "ouzel/train.h"
+#include "src/base/text.h"
 #include "src/formats/files.h"
+#include "src/train/checkpoint.h"
 
 namespace ouzel::app {
 namespace {
@@ -42,6 +44,9 @@ ModelConfig model_config(const Options& options) {
       options.config
           ? ModelConfig::from_json(read_file(*options.config, kMaxConfig), *options.config)
           : ModelConfig::defaults(options.model_type.value_or(kModelType));
+  if (!config.warnings.empty()) {
+    throw Error(ErrorKind::kBadFile, joined(config.warnings, "\n"));
+  }
   if (options.layers) config.num_hidden_layers = *options.layers;
   if (options.dim) config.hidden_size = *options.dim;
   if (options.heads) config.mixer.num_heads = *options.heads;
@@ -113,6 +118,34 @@ std::string described(const TrainProgress& p) {
                             100 * p.share_of_peak, human_seconds(p.seconds_left));
 }
 
+// What would make a better model, where the losses tell.
+std::string advised(const TrainResult& result) {
+  // A byte of English costs 2.4 nats where only the byte before it is known.
+  constexpr double kWords = 2;
+  // A validation loss may be so much above the best by chance.
+  constexpr double kChance = 1.02;
+  const double validation = result.validation_loss, best = result.best_validation_loss;
+  if (validation >= 0 && validation > kChance * best) {
+    return fmt::format(
+        "the validation loss was {:.4f} before it rose to {:.4f}: the model has begun to learn its "
+        "data by heart; more data, fewer --iterations or a smaller model would do better (the "
+        "weights that are kept are the last, not those of the lowest loss)",
+        best, validation);
+  }
+  if (result.loss > kWords) {
+    return fmt::format(
+        "above {} nats a byte what a model generates is hardly words: give it more --iterations",
+        kWords);
+  }
+  if (validation > kWords) {
+    return fmt::format(
+        "above {} nats a byte on text that it has not seen, what a model generates is hardly "
+        "words: give it more data",
+        kWords);
+  }
+  return "";
+}
+
 // The last words of a run.
 int finish(const Options& options, const TrainPlan& plan, const TrainResult& result) {
   const TrainOptions& train = options.train;
@@ -146,16 +179,11 @@ int finish(const Options& options, const TrainPlan& plan, const TrainResult& res
   common.note("           {} {:.4f} bits per byte, as ouzel eval counts",
               validated ? "validation" : "loss",
               in_bits(validated ? result.validation_loss : result.loss));
-  // A byte of English costs 2.4 nats where only the byte before it is known.
-  constexpr double kWords = 2;
-  if (std::max(result.loss, result.validation_loss) > kWords) {
-    common.note(
-        "above {} nats a byte what a model generates is hardly words: give it more "
-        "--iterations, or more data",
-        kWords);
-  }
-  common.note("the model is in {}; to generate:\n  ouzel generate -m {} -p 'The ' -n 300",
-              train.out, quoted(train.out));
+  if (const std::string advice = advised(result); !advice.empty()) common.note("{}", advice);
+  common.note(
+      "the model, with the weights of the last iteration, is in {}; to generate:\n"
+      "  ouzel generate -m {} -p 'The ' -n 300",
+      train.out, quoted(train.out));
   return 0;
 }
 
@@ -181,6 +209,7 @@ int run(Options options) {
     }
     return 0;
   }
+  refuse_used(train, "--resume", "--overwrite");
   TrainResult result;
   {
     Progress progress(options.common.quiet);
@@ -205,9 +234,11 @@ Action declare(CLI::App& parser) {
       ->type_name("FILE")
       ->required();
   parser
-      .add_option("-o,--out", t.out,
-                  "Folder that receives config.json, model.safetensors, the checkpoint and "
-                  "metrics.jsonl [required, but for --dry-run]")
+      .add_option(
+          "-o,--out", t.out,
+          "Folder that receives config.json, model.safetensors (the weights at each checkpoint and "
+          "after the last iteration, not those of the lowest validation loss), the "
+          "checkpoint and metrics.jsonl [required, but for --dry-run]")
       ->type_name("DIR");
   std::vector<std::string> types;
   for (MixerKind kind :

@@ -79,6 +79,11 @@ std::vector<Entry> entries(const CLI::App& parser) {
   return list;
 }
 
+// Without dashes; "" for an option of one letter.
+std::string long_name(const CLI::Option& option) {
+  return option.get_lnames().empty() ? "" : option.get_lnames().front();
+}
+
 std::string usage_line(const Verb& verb, const CLI::App& parser) {
   std::string line = fmt::format("ouzel {}", verb.name);
   for (const CLI::Option* option : visible_options(parser)) {
@@ -218,9 +223,13 @@ std::string bash_completion(std::span<const Verb* const> verbs) {
     names += fmt::format("{}{}", names.empty() ? "" : " ", verb->name);
     std::string arguments;
     for (const CLI::Option* option : visible_options(*parsed.parser)) {
-      const std::string list = choices(*option);
-      if (list.empty()) continue;
-      const std::string words = replaced(list, ",", " ");
+      std::string words = replaced(choices(*option), ",", " ");
+      if (words.empty() && verb->words != nullptr) {
+        words = joined(verb->words(option->get_positional() ? option->get_name(true, false)
+                                                            : "--" + long_name(*option)),
+                       " ");
+      }
+      if (words.empty()) continue;
       if (option->get_positional()) arguments = words;
       for (const std::string& name : option->get_snames()) {
         values += fmt::format("    {}:-{}) words='{}' ;;\n", verb->name, name, words);

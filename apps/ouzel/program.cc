@@ -141,20 +141,29 @@ std::uint64_t peak_memory() {
 }
 
 bool is_same_file(const std::string& a, const std::string& b) {
-  std::error_code error;
-  if (fs::equivalent(a, b, error)) return !fs::is_character_file(a, error);
-  return fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error) &&
-         !fs::is_character_file(a, error);
+  if (a.empty() || b.empty()) return false;
+  std::error_code error;  // of a file that is not there
+  const fs::path one = fs::weakly_canonical(a, error);
+  const bool same =
+      fs::equivalent(a, b, error) || (!one.empty() && one == fs::weakly_canonical(b, error));
+  return same && (!fs::exists(a, error) || fs::is_regular_file(a, error));
 }
 
 void refuse_to_overwrite(std::string_view flag, const std::string& path,
                          const std::vector<std::string>& read) {
   for (const std::string& input : read) {
-    std::error_code error;  // of a file that is not there, which cannot be overwritten
-    if (!fs::is_regular_file(path, error) || !fs::equivalent(path, input, error)) continue;
+    if (!is_same_file(path, input)) continue;
     throw UsageError(fmt::format("{} {} would overwrite {}, which is read: write to another file",
                                  flag, path, input));
   }
+}
+
+Model load_model(Context& context, const std::string& folder, const CommonOptions& common) {
+  Model model = Model::load(context, folder);
+  for (const std::string& warning : model.config().warnings) {
+    common.note("warning: {} It is ignored", warning);
+  }
+  return model;
 }
 
 std::vector<std::string> files_of_model(const std::string& folder) {

@@ -20,6 +20,7 @@
 
 #include "ouzel/context.h"
 #include "ouzel/error.h"
+#include "ouzel/model.h"
 #include "src/formats/json.h"
 
 namespace ouzel::app {
@@ -37,6 +38,9 @@ struct Verb {
   // Declares options and arguments; the action is called after parsing. Memory that options parse
   // into lives in the action (a shared_ptr that its lambda holds).
   Action (*declare)(CLI::App& parser);
+  // For the completion of a shell: what an option ("--op") or argument ("LAW") that takes any text
+  // is mostly given. Null: nothing to offer.
+  std::vector<std::string> (*words)(std::string_view option) = nullptr;
 };
 
 // Options that several verbs have. A verb declares those that it heeds.
@@ -89,13 +93,16 @@ void as_usage(Call&& call) {
   }
 }
 
-// Whether two names are of one file, which need not be there yet; devices take both.
+// Whether two names, neither of them "", are of one file, which need not be there yet: devices and
+// pipes take several.
 bool is_same_file(const std::string& a, const std::string& b);
 
-// Throws UsageError if `path`, which `flag` says to write, is one of the files that the call reads
-// (by any name or link; devices and pipes may be both), or "" or absent.
+// Throws UsageError if `path`, which `flag` says to write (or ""), is one of the files that the
+// call reads.
 void refuse_to_overwrite(std::string_view flag, const std::string& path,
                          const std::vector<std::string>& read);
+// Loads a model; what its configuration makes one doubt is noted, unless quiet.
+Model load_model(Context& context, const std::string& folder, const CommonOptions& common);
 // What a model is loaded from: those files of its folder.
 std::vector<std::string> files_of_model(const std::string& folder);
 

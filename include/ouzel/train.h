@@ -17,8 +17,9 @@ namespace ouzel {
 struct TrainOptions {
   ModelConfig model = {};
   std::string data = {};  // any file; its bytes are the tokens
-  // Receives config.json and model.safetensors (the latest weights: Model::load reads the folder),
-  // training.safetensors (all else that a resumed run needs) and metrics.jsonl.
+  // Receives config.json and model.safetensors (the weights as they are at each checkpoint, after
+  // the last iteration in the end, whatever the validation loss was before: Model::load reads the
+  // folder), training.safetensors (all else that a resumed run needs) and metrics.jsonl.
   std::string out = {};
   std::int64_t context = 256;          // tokens of a window
   std::int64_t batch = 16;             // windows of a micro-batch

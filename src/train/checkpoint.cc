@@ -15,6 +15,7 @@
 namespace ouzel {
 namespace {
 
+constexpr const char* kCheckpoint = "training.safetensors";
 constexpr const char* kFormat = "ouzel-training-1";
 constexpr const char* kCarried = "carried";
 constexpr const char* kOption = "option.";
@@ -113,29 +114,31 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
   return numbers;
 }
 
-void refuse_unfinished(const std::string& path) {
+void refuse_used(const TrainOptions& options, const std::string& resume,
+                 const std::string& overwrite) {
+  const std::string checkpoint = options.out + "/" + kCheckpoint;
+  if (options.overwrite || (options.resume && std::filesystem::exists(checkpoint))) return;
   std::int64_t iteration = 0, iterations = 0;
   try {
-    const SafetensorsReader file(path);
-    iteration = parse<std::int64_t>(path, file.metadata(), "iteration");
-    iterations = parse<std::int64_t>(path, file.metadata(), "option.iterations");
+    const SafetensorsReader file(checkpoint);
+    iteration = parse<std::int64_t>(checkpoint, file.metadata(), "iteration");
+    iterations = parse<std::int64_t>(checkpoint, file.metadata(), "option.iterations");
   } catch (const Error&) {
-    return;  // nothing that could be gone on with
+    iteration = iterations = 0;  // nothing that could be gone on with
   }
-  if (iteration == 0 || iteration >= iterations) return;
-  throw Error(
-      ErrorKind::kInvalidArgument,
-      fmt::format("{} is of a run that stopped after {} of {} iterations: resume it (--resume), "
-                  "overwrite it with a run from the start (--overwrite), or choose another folder",
-                  path, iteration, iterations));
-}
-
-void refuse_model(const std::string& folder) {
-  if (!holds_model(folder)) return;
-  throw Error(ErrorKind::kInvalidArgument,
-              fmt::format("{} holds a trained model: choose another folder, or overwrite it "
-                          "(--overwrite)",
-                          folder));
+  if (iteration != 0 && iteration < iterations) {
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("{} holds a run that stopped after {} of {} iterations: go on with it "
+                            "({}), replace it with a run from the start ({}), or choose another "
+                            "folder",
+                            options.out, iteration, iterations, resume, overwrite));
+  }
+  if (holds_model(options.out)) {
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("{} holds a trained model{}: choose another folder, or replace it ({})",
+                            options.out, options.resume ? " and no checkpoint to go on from" : "",
+                            overwrite));
+  }
 }
 
 }  // namespace ouzel

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "ouzel/train.h"
 #include "src/layers/parameters.h"
 
 namespace ouzel {
@@ -37,10 +38,10 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
                               const TrainingArrays& arrays,
                               const std::map<std::string, std::string>& identity);
 
-// Throws Error(kInvalidArgument) when `path` is the checkpoint of a run that has not reached its
-// last iteration: starting anew would lose it.
-void refuse_unfinished(const std::string& path);
-// Throws Error(kInvalidArgument) when a model is in `folder`.
-void refuse_model(const std::string& folder);
+// Throws Error(kInvalidArgument) when the run would not go on with what is in its folder and may
+// not replace it: a run before its last iteration, or a model. `resume` and `overwrite` are what
+// the caller's own caller knows these options by.
+void refuse_used(const TrainOptions& options, const std::string& resume,
+                 const std::string& overwrite);
 
 }  // namespace ouzel

@@ -70,10 +70,7 @@ TrainResult train(Context& context, const TrainOptions& options,
     // The run may have been killed between its last checkpoint and the model of it.
     trainer.save_model(options.out);
   } else {
-    if (!options.overwrite) {
-      refuse_unfinished(checkpoint);
-      refuse_model(options.out);
-    }
+    refuse_used(options, "TrainOptions::resume", "TrainOptions::overwrite");
     // What a finished run left must not be taken for a checkpoint of this one.
     std::error_code error;
     std::filesystem::remove(checkpoint, error);
