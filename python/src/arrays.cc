@@ -22,6 +22,12 @@ std::string type_of(nb::handle object) {
   return nb::cast<std::string>(nb::object(object.type().attr("__name__")));
 }
 
+// Whether numbers of it are hidden by a mask, which DLPack would lose.
+bool is_masked(nb::handle object) {
+  return std::string_view(Py_TYPE(object.ptr())->tp_name) != "numpy.ndarray" &&
+         nb::hasattr(object, "mask") && nb::hasattr(object, "filled");
+}
+
 // NumPy knows bfloat16 by an extension type only, which it exports to nobody.
 bool is_numpy_bfloat16(nb::handle object) {
   if (!nb::hasattr(object, "dtype") || !nb::hasattr(object, "view")) return false;
@@ -78,6 +84,10 @@ GivenArray::GivenArray(nb::handle object, std::string_view call, std::string_vie
       nb::cast<bool>(object.attr("is_neg")())) {
     refuse(what() + " is a view whose sign PyTorch has yet to turn (as of conj().imag): pass its " +
            "resolve_neg()");
+  }
+  if (is_masked(object)) {
+    refuse(what() + " is a masked array, and its mask would be lost: pass its filled(...), or of " +
+           "sequences that are shorter than others cu_seqlens");
   }
   if (!nb::try_cast(source, array_)) {
     const bool bfloat16 = is_numpy_bfloat16(source);

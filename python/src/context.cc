@@ -7,10 +7,15 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <chrono>
+#include <string_view>
 #include <utility>
 #include <vector>
+
+#include "src/base/text.h"
 
 namespace ouzel::python {
 namespace {
@@ -108,6 +113,20 @@ PyContext& context_or_default(PyContext* given) {
   return *shared;
 }
 
+void refuse_keywords(nb::handle type, const char* method, const nb::kwargs& unknown) {
+  if (unknown.size() == 0) return;
+  const nb::object signature = type.attr(method).attr("__nb_signature__")[0][0];
+  const auto known = nb::cast<std::vector<std::string>>(
+      nb::module_::import_("re").attr("findall")(R"((\w+):)", signature));
+  const auto name = nb::cast<std::string>(nb::list(unknown.keys())[0]);
+  const auto owner = nb::cast<std::string>(nb::object(type.attr("__name__")));
+  const std::string call = method == std::string_view("__init__") ? owner : owner + "." + method;
+  const std::string near = did_you_mean(name, known);
+  throw nb::type_error(fmt::format("{}() got an unexpected keyword argument '{}'{}", call, name,
+                                   near.empty() ? "; it takes " + joined(known) : near)
+                           .c_str());
+}
+
 void bind_context(nb::module_& module) {
   main_thread = nb::cast<unsigned long>(
       nb::module_::import_("threading").attr("main_thread")().attr("ident"));
@@ -125,10 +144,17 @@ void bind_context(nb::module_& module) {
                         "Calls of one context take turns; contexts of their own let threads of "
                         "Python compute at once.\nCalls without a context share one with all "
                         "processors (OUZEL_THREADS and OUZEL_ISA are heeded).")
-      .def(nb::init<int, const std::optional<std::string>&>(), nb::arg("threads") = 0,
-           nb::arg("isa") = nb::none(),
-           "threads: 0 for OUZEL_THREADS or all that are free. isa: 'avx512', 'avx2', 'portable' "
-           "or None\nfor OUZEL_ISA or the best.")
+      .def(
+          "__init__",
+          [](PyContext* self, int threads, const std::optional<std::string>& isa,
+             const nb::kwargs& unknown) {
+            refuse_keywords(nb::type<PyContext>(), "__init__", unknown);
+            new (self) PyContext(threads, isa);
+          },
+          nb::arg("threads") = 0, nb::arg("isa") = nb::none(), nb::arg("unknown"),
+          nb::sig("def __init__(self, threads: int = 0, isa: str | None = None) -> None"),
+          "threads: 0 for OUZEL_THREADS or all that are free. isa: 'avx512', 'avx2', 'portable' "
+          "or None\nfor OUZEL_ISA or the best.")
       .def_prop_ro("threads", &PyContext::threads)
       .def_prop_ro("isa", &PyContext::isa)
       .def("__repr__", [](const PyContext& self) {

@@ -91,6 +91,10 @@ class PyContext {
 // `given`, or the one that all calls without a context share.
 PyContext& context_or_default(PyContext* given);
 
+// Raises TypeError for the first of the keywords that a method of `type` does not have, with the
+// nearest of those in its signature.
+void refuse_keywords(nb::handle type, const char* method, const nb::kwargs& unknown);
+
 void bind_context(nb::module_& module);
 
 }  // namespace ouzel::python

@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -20,7 +22,9 @@
 #include "ouzel/model.h"
 #include "python/src/arrays.h"
 #include "python/src/context.h"
+#include "src/base/text.h"
 #include "src/infer/bytes_model.h"
+#include "src/infer/session.h"
 
 namespace ouzel::python {
 namespace {
@@ -50,6 +54,30 @@ struct PyState {
   State state;
   bool busy = false;
 };
+
+// As `ouzel info` shows the file that `save` writes.
+std::string described(const State& state) {
+  const std::int64_t processed = state.position();
+  std::string tokens = std::to_string(processed) + " tokens";
+  try {
+    const Session session = Session::decode(state.sampler, processed);
+    if (!session.waiting.empty()) {
+      tokens = fmt::format("{} tokens ({} processed, {} waiting)", session.position, processed,
+                           session.waiting.size());
+    }
+  } catch (const Error&) {
+    tokens += ", its sampler damaged";  // generate says how
+  }
+  return fmt::format("<ouzel.State after {}, {} bytes>", tokens, state.bytes());
+}
+
+void warn_of(const ModelConfig& config) {
+  for (const std::string& warning : config.warnings) {
+    if (PyErr_WarnEx(PyExc_UserWarning, (warning + " It is ignored").c_str(), 1) != 0) {
+      throw nb::python_error();
+    }
+  }
+}
 
 PyState copy_of(PyState& self) {
   const InUse use(self.busy, "state");
@@ -143,7 +171,9 @@ std::vector<nb::object> states_of(nb::handle given, const Tokens& tokens) {
 }
 
 nb::object forward(const Model& model, nb::handle token_ids, nb::handle state, bool every_token,
-                   PyContext* context) {
+                   PyContext* context, const nb::kwargs& unknown) {
+  refuse_keywords(nb::type<Model>(), "forward", unknown);
+  if (token_ids.is_none()) throw nb::type_error("Model.forward() needs tokens");
   const Tokens tokens = tokens_of(token_ids);
   const std::vector<nb::object> given = states_of(state, tokens);
   std::vector<std::unique_ptr<InUse>> use;
@@ -274,7 +304,9 @@ Generation* generate(const Model& model, nb::handle prompt, std::optional<std::i
                      std::optional<double> min_p, std::optional<double> repetition_penalty,
                      std::optional<std::int64_t> repetition_window,
                      std::optional<std::uint64_t> seed,
-                     const std::optional<std::vector<std::string>>& stop, PyContext* context) {
+                     const std::optional<std::vector<std::string>>& stop, PyContext* context,
+                     const nb::kwargs& unknown) {
+  refuse_keywords(nb::type<Model>(), "generate", unknown);
   const bool of_text = PyUnicode_Check(prompt.ptr());
   if (!of_text && !PyBytes_Check(prompt.ptr())) {
     throw nb::type_error("generate: the prompt must be str or bytes");
@@ -303,7 +335,9 @@ void bind_state(nb::module_& module) {
                       "compared, saved and\nloaded. Made by Model.new_state, Model.load_state and "
                       "Generation.state.")
       .def_prop_ro(
-          "position", [](const PyState& self) { return self.state.position(); }, "Tokens seen.")
+          "position", [](const PyState& self) { return self.state.position(); },
+          "Tokens that the model has processed; those of a generation may be ahead by what waits "
+          "for the next.")
       .def_prop_ro(
           "nbytes", [](const PyState& self) { return self.state.bytes(); },
           "Bytes of memory, reserved capacity included.")
@@ -315,12 +349,15 @@ void bind_state(nb::module_& module) {
           "Of the model and of the format of states.")
       .def(
           "save",
-          [](PyState& self, const Path& path) {
+          [](PyState& self, const Path& path, const nb::kwargs& unknown) {
+            refuse_keywords(nb::type<PyState>(), "save", unknown);
             const InUse use(self.busy, "state");
             const WithoutGil without_gil;
             self.state.save(path.string());
           },
-          nb::arg("path"), "Writes one file, whole or not at all.")
+          nb::arg("path"), nb::arg("unknown"),
+          nb::sig("def save(self, path: str | os.PathLike) -> None"),
+          "Writes one file, whole or not at all.")
       .def(
           "clear",
           [](PyState& self) {
@@ -344,10 +381,7 @@ void bind_state(nb::module_& module) {
             return nb::bool_(self.state == that->state);
           },
           nb::arg("other").none(), nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def("__repr__", [](const PyState& self) {
-        return "<ouzel.State at token " + std::to_string(self.state.position()) + ", " +
-               std::to_string(self.state.bytes()) + " bytes>";
-      });
+      .def("__repr__", [](const PyState& self) { return described(self.state); });
 }
 
 void bind_generation(nb::module_& module) {
@@ -375,37 +409,51 @@ void bind_models(nb::module_& module) {
                     "number of threads.")
       .def_static(
           "load",
-          [](const Path& folder, PyContext* context) {
+          [](const Path& folder, PyContext* context, const nb::kwargs& unknown) {
+            refuse_keywords(nb::type<Model>(), "load", unknown);
             std::optional<Model> model;
             context_or_default(context).run(
                 [&](Context& with, Workspace&) { model = Model::load(with, folder.string()); });
+            warn_of(model->config());
             return *std::move(model);
           },
           nb::arg("folder"), nb::kw_only(), nb::arg("context").none() = nb::none(),
-          "Reads FOLDER/config.json and its safetensors.")
+          nb::arg("unknown"),
+          "Reads FOLDER/config.json and its safetensors. Warns of keys that look misspelt.",
+          nb::sig(
+              "def load(folder: str | os.PathLike, *, context: Context | None = None) -> Model"))
       .def_static(
           "random",
-          [](const nb::handle config, std::uint64_t seed, PyContext* context) {
+          [](const nb::handle config, std::uint64_t seed, PyContext* context,
+             const nb::kwargs& unknown) {
+            refuse_keywords(nb::type<Model>(), "random", unknown);
             const auto text =
                 nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(config));
             std::optional<Model> model;
             context_or_default(context).run([&](Context& with, Workspace&) {
-              model.emplace(with, ModelConfig::from_json(text, "the configuration"), seed);
+              const ModelConfig read = ModelConfig::from_json(text, "the configuration");
+              if (!read.warnings.empty()) {  // the caller wrote it
+                throw Error(ErrorKind::kBadFile, joined(read.warnings, "\n"));
+              }
+              model.emplace(with, read, seed);
             });
             return *std::move(model);
           },
           nb::arg("config"), nb::arg("seed") = 1, nb::kw_only(),
-          nb::arg("context").none() = nb::none(),
+          nb::arg("context").none() = nb::none(), nb::arg("unknown"),
           "Random weights, from the seed alone. config: a dict, as config.json has it.",
           nb::sig("def random(config: dict[str, object], seed: int = 1, *, context: Context | None "
                   "= None) -> Model"))
       .def(
           "save",
-          [](const Model& self, const Path& folder) {
+          [](const Model& self, const Path& folder, const nb::kwargs& unknown) {
+            refuse_keywords(nb::type<Model>(), "save", unknown);
             const WithoutGil without_gil;
             self.save(folder.string());
           },
-          nb::arg("folder"), "Writes config.json and model.safetensors, float32.")
+          nb::arg("folder"), nb::arg("unknown"),
+          nb::sig("def save(self, folder: str | os.PathLike) -> None"),
+          "Writes config.json and model.safetensors, float32.")
       .def_prop_ro("vocab_size", [](const Model& self) { return self.config().vocab_size; })
       .def_prop_ro("parameter_count", &Model::parameter_count)
       .def_prop_ro("fingerprint", &Model::fingerprint,
@@ -421,14 +469,17 @@ void bind_models(nb::module_& module) {
           "The zero state.")
       .def(
           "load_state",
-          [](const Model& self, const Path& path) {
+          [](const Model& self, const Path& path, const nb::kwargs& unknown) {
+            refuse_keywords(nb::type<Model>(), "load_state", unknown);
             const WithoutGil without_gil;
             return PyState{self.load_state(path.string())};
           },
-          nb::arg("path"),
+          nb::arg("path"), nb::arg("unknown"),
+          nb::sig("def load_state(self, path: str | os.PathLike) -> State"),
           "Reads what State.save wrote. Raises ouzel.BadFileError if it is another model's.")
-      .def("forward", forward, nb::arg("tokens"), nb::arg("state").none() = nb::none(),
-           nb::kw_only(), nb::arg("every_token") = false, nb::arg("context").none() = nb::none(),
+      .def("forward", forward, nb::arg("tokens").none() = nb::none(),
+           nb::arg("state").none() = nb::none(), nb::kw_only(), nb::arg("every_token") = false,
+           nb::arg("context").none() = nb::none(), nb::arg("unknown"),
            "Processes tokens and returns logits, float32.\n\n"
            "tokens: integers [T] or [B, T], or a text whose bytes they are. state: a State (of "
            "[B, T]: a sequence of\nB), which is advanced; None: from zero, and nothing is kept. "
@@ -445,6 +496,7 @@ void bind_models(nb::module_& module) {
            nb::arg("min_p").none() = nb::none(), nb::arg("repetition_penalty").none() = nb::none(),
            nb::arg("repetition_window").none() = nb::none(), nb::arg("seed").none() = nb::none(),
            nb::arg("stop").none() = nb::none(), nb::arg("context").none() = nb::none(),
+           nb::arg("unknown"),
            "Reads the prompt and returns an iterator over the text that follows.\n\n"
            "tokens: how many; None: without end. state: where to go on from, which is copied; "
            "None: the zero\nstate. Sampling options that are not given are those that the state "

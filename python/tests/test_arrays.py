@@ -1,6 +1,7 @@
 """What arrays are taken, how, and what comes back."""
 
 import ctypes
+import re
 import itertools
 import json
 import os
@@ -98,8 +99,32 @@ def test_empty_arrays():
     o, state = ouzel.retention(q, q, q, output_final_state=True)
     assert o.shape == q.shape and not state.any()
     assert ouzel.retention.vjp(q, q, q, do=q)["dk"].shape == q.shape
-    with pytest.raises(ouzel.InvalidArgumentError, match="q has shape"):
-        ouzel.retention(np.zeros((2, 5, 0, 8), np.float32), *[sample((2, 5, 3, 8))] * 2)
+    sentence = r"q is empty: its shape {} has {} = 0, and only numbers of tokens may be 0; leave the call out"
+    for shape, letter in (((2, 5, 0, 8), "HQ"), ((0, 5, 3, 8), "B"), ((2, 5, 3, 0), "K")):
+        empty = np.zeros(shape, np.float32)
+        match = sentence.format(re.escape(str(list(shape))), letter)
+        with pytest.raises(ouzel.InvalidArgumentError, match=match):
+            ouzel.retention(empty, empty, empty)
+        with pytest.raises(ouzel.InvalidArgumentError, match=match):
+            ouzel.retention.vjp(empty, empty, empty, do=empty)
+    with pytest.raises(ouzel.InvalidArgumentError, match=r"k has shape \[0, 5, 3, 8\]; expected"):
+        ouzel.retention(sample((2, 5, 3, 8)), np.zeros((0, 5, 3, 8), np.float32), sample((2, 5, 3, 8)))
+
+
+def test_masks_are_not_lost_in_silence():
+    q, k, v = triple()
+    masked = np.ma.masked_array(k, mask=k > 1)
+    state = np.zeros((2, 3, 8, 8), np.float32)
+    step = [x[:, :1] for x in (q, k, v)]
+    for call in (
+        lambda: ouzel.retention(q, masked, v),
+        lambda: ouzel.retention.vjp(q, k, v, do=masked),
+        lambda: ouzel.retention.step(*step, initial_state=np.ma.masked_array(state)),
+    ):
+        with pytest.raises(ouzel.InvalidArgumentError, match=r"is a masked array.*pass its filled\("):
+            call()
+    assert np.array_equal(ouzel.retention(q, masked.filled(0), v)[0],
+                          ouzel.retention(q, np.where(k > 1, np.float32(0), k), v)[0])
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN)

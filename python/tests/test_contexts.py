@@ -27,8 +27,15 @@ def test_contexts_say_what_they_are():
     assert repr(context) == "ouzel.Context(threads=3, isa='portable')"
     assert ouzel.Context().isa in ouzel.isas()
     assert "portable" in ouzel.isas()
-    with pytest.raises(ouzel.InvalidArgumentError, match="'mmx'"):
+    with pytest.raises(ouzel.InvalidArgumentError, match="^'mmx' is not one of the instruction sets") as caught:
         ouzel.Context(isa="mmx")
+    assert "OUZEL_ISA" not in str(caught.value)  # which says nothing here
+    failed = run("import ouzel; ouzel.Context()", env={**os.environ, "OUZEL_ISA": "mmx"})
+    assert "OUZEL_ISA='mmx' is not one of" in failed.stderr and "unset it to use the best" in failed.stderr
+    with pytest.raises(TypeError, match=r"Context\(\) got .* 'thread'; did you mean 'threads'"):
+        ouzel.Context(thread=2)
+    with pytest.raises(TypeError, match=r"Context\(\) got .* 'zzz'; it takes threads, isa"):
+        ouzel.Context(zzz=2)
     with pytest.raises(ouzel.InvalidArgumentError, match="1 to 1024 threads"):
         ouzel.Context(threads=-1)
 

@@ -2,8 +2,11 @@
 
 import copy
 import itertools
+import json
 import os
+import shutil
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -47,6 +50,45 @@ def test_files_that_are_no_model(tmp_path):
         ouzel.Model.load(tmp_path)
     with pytest.raises(ouzel.Error, match="abacus"):
         ouzel.Model.random({"model_type": "abacus"})
+
+
+def test_keywords_that_are_unknown(model, folder, tmp_path):
+    state = model.new_state()
+    for call, sentence in (
+        (lambda: model.generate("a", tempature=1), r"Model.generate\(\) .* 'tempature'; did you mean 'temperature'"),
+        (lambda: model.generate("a", zzzzzzzzz=1), "'zzzzzzzzz'; it takes prompt, tokens, state, temperature"),
+        (lambda: model.forward([1], states=state), r"Model.forward\(\) .* 'states'; did you mean 'state'"),
+        (lambda: model.forward(token=[1]), "'token'; did you mean 'tokens'"),
+        (lambda: model.save(tmp_path / "m", overwrite=True), r"Model.save\(\) .* 'overwrite'; it takes folder"),
+        (lambda: model.load_state(tmp_path / "s", capacity=3), r"Model.load_state\(\) .* 'capacity'"),
+        (lambda: ouzel.Model.load(folder, contxt=None), r"Model.load\(\) .* 'contxt'; did you mean 'context'"),
+        (lambda: ouzel.Model.random(CONFIG, sead=1), r"Model.random\(\) .* 'sead'; did you mean 'seed'"),
+        (lambda: state.save(tmp_path / "s", zzzzz=1), r"State.save\(\) .* 'zzzzz'; it takes path"),
+    ):
+        with pytest.raises(TypeError, match=sentence):
+            call()
+    with pytest.raises(TypeError, match="needs tokens"):
+        model.forward()
+    assert not list(tmp_path.iterdir()) and state.position == 0
+
+
+def test_keys_that_look_misspelt(model, folder, tmp_path):
+    with pytest.raises(ouzel.BadFileError, match="no key 'norm_esp'; did you mean 'norm_eps'"):
+        ouzel.Model.random({**CONFIG, "norm_esp": 1e-5})
+    copied = tmp_path / "copy"
+    shutil.copytree(folder, copied)
+    config = json.loads((copied / "config.json").read_text())
+    config["norm_esp"] = config.pop("norm_eps")
+    (copied / "config.json").write_text(json.dumps({**config, "transformers_version": "5"}))
+    with pytest.warns(UserWarning, match="config.json: there is no key 'norm_esp'.*It is ignored"):
+        assert ouzel.Model.load(copied).fingerprint == model.fingerprint
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ouzel.Model.load(folder)
+        with pytest.raises(UserWarning):
+            warnings.warn("as an error", stacklevel=1)
+        with pytest.raises(UserWarning, match="norm_esp"):
+            ouzel.Model.load(copied)
 
 
 def test_forward_continues_states(model):
@@ -126,7 +168,11 @@ def test_states_are_values(model, tmp_path):
     assert model.load_state(os.fspath(path)).fingerprint == state.fingerprint
     with pytest.raises(ouzel.BadFileError, match="another model|fingerprint"):
         ouzel.Model.random(CONFIG, seed=9).load_state(path)
-    assert "token 3" in repr(state) and state.nbytes > 0
+    assert repr(state) == f"<ouzel.State after 3 tokens, {state.nbytes} bytes>"
+    generation = model.generate(b"abc", 5)
+    list(generation)  # the last token waits for what comes next
+    assert "after 8 tokens (7 processed, 1 waiting)" in repr(generation.state)
+    assert generation.position == 8 and generation.state.position == 7
     state.clear()
     assert state == model.new_state()
 

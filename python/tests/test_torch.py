@@ -66,6 +66,17 @@ def test_functions_without_gradients_take_no_tensor_that_needs_one():
     assert turned.is_neg()
     with pytest.raises(ouzel.InvalidArgumentError, match="retention: k is a view whose sign.*resolve_neg"):
         ouzel.retention(turned.resolve_neg().contiguous(), turned, turned)
+    straight = turned.resolve_neg().contiguous()
+    with pytest.raises(ouzel.InvalidArgumentError, match="retention: do is a view whose sign.*resolve_neg"):
+        ouzel.retention.vjp(straight, straight, straight, do=turned)
+    with pytest.raises(ouzel.InvalidArgumentError, match="retention: q is a view whose sign.*resolve_neg"):
+        ouzel.retention.vjp(turned, straight, straight, do=straight)
+    token, state = straight[:, :1], torch.zeros(1, 1, 4, 4)
+    with pytest.raises(ouzel.InvalidArgumentError, match="retention: v is a view whose sign.*resolve_neg"):
+        ouzel.retention.step(token, token, turned[:, :1], initial_state=state)
+    with pytest.raises(ouzel.InvalidArgumentError, match="initial_state is a view whose sign.*resolve_neg"):
+        ouzel.retention.step(token, token, token, initial_state=torch._neg_view(state))
+    assert not state.any()
     with pytest.raises(ouzel.InvalidArgumentError, match="retention: k requires a gradient.*torch"):
         ouzel.retention(q, k.requires_grad_(), v)
     ouzel.retention(q, k.detach(), v)

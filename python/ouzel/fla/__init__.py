@@ -11,10 +11,14 @@ from difflib import get_close_matches as _get_close_matches
 from dis import opmap as _opmap
 from typing import Any as _Any
 
-from ._functions import functions as _made
-from ._install import Installation, install, uninstall
-from ._table import ABSENT as _ABSENT
-from ._table import PUBLISHED as _PUBLISHED
+from .._extras import require as _require
+
+_require(__name__, "torch")
+
+from ._functions import functions as _made  # noqa: E402
+from ._install import Installation, install, uninstall  # noqa: E402
+from ._table import ABSENT as _ABSENT  # noqa: E402
+from ._table import PUBLISHED as _PUBLISHED  # noqa: E402
 
 _modules, _functions = {}, {}
 for _name, (_module, _function) in _made().items():

@@ -14,9 +14,13 @@ The nodes also are functions of arrays: `ouzel.LinearAttention` and `ouzel.Causa
 `.vjp`.
 """
 
-from onnx.reference.op_run import OpRun
-
 import ouzel
+
+from .._extras import require
+
+require(__name__, "onnx>=1.23")
+
+from onnx.reference.op_run import OpRun  # noqa: E402
 
 
 def _state(state, past_state, first):

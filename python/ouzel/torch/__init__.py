@@ -18,8 +18,12 @@ place, without gradients. torch.compile and torch.export see an operator as one 
 with PyTorch 2.4 or newer. Modules have the names of flash-linear-attention's.
 """
 
-from ._functions import FUNCTIONS
-from .modules import (
+from .._extras import require
+
+require(__name__, "torch")
+
+from ._functions import FUNCTIONS  # noqa: E402
+from .modules import (  # noqa: E402
     DPFPFeatureMap,
     FeatureMap,
     FusedRMSNormGated,

@@ -16,10 +16,14 @@ import inspect
 import types
 import warnings
 
-import torch
-import transformers
+from .._extras import require
 
-from ._layers import LAYERS
+require(__name__, "torch", "transformers>=5")
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+from ._layers import LAYERS  # noqa: E402
 
 __all__ = ["Acceleration", "accelerate"]
 
