@@ -14,7 +14,21 @@ prefix=$scratch/prefix
 "$prefix/bin/ouzel" --man | cmp - "$prefix/share/man/man1/ouzel.1"
 bash -n "$prefix/share/bash-completion/completions/ouzel"
 
+# find_package finds what was installed, by the prefix or by the program in PATH, and never the files
+# of a package that a build folder holds before it is installed.
+found() {  # found FOLDER: where the project that was configured there has its package from
+  sed -n 's/^ouzel_DIR:PATH=//p' "$1/CMakeCache.txt"
+}
+unset ouzel_DIR ouzel_ROOT CMAKE_PREFIX_PATH
+PATH=$prefix/bin:$PATH "$cmake" -S "$source/outside" -B "$scratch/path" >/dev/null
+[ "$(found "$scratch/path")" = "$prefix/lib/cmake/ouzel" ]
+CMAKE_PREFIX_PATH=$prefix PATH=$build:$PATH "$cmake" -S "$source/outside" -B "$scratch/variable" >/dev/null
+[ "$(found "$scratch/variable")" = "$prefix/lib/cmake/ouzel" ]
+PATH=$build:$PATH "$cmake" -S "$source/outside" -B "$scratch/build" >/dev/null 2>&1 || true
+case $(found "$scratch/build") in "$build"*) echo "a build folder in PATH is no package" >&2; exit 1 ;; esac
+
 "$cmake" -S "$source/outside" -B "$scratch/outside" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
+[ "$(found "$scratch/outside")" = "$prefix/lib/cmake/ouzel" ]
 "$cmake" --build "$scratch/outside" >/dev/null
 "$scratch/outside/outside" "$version"
 
