@@ -90,8 +90,8 @@ typedef struct ouzel_tensor {
 typedef struct ouzel_call {
   size_t size;
   const char* op; /* "retention" */
-  /* Names and values in turns, then NULL: {"scale", "0.25", "cu_seqlens", "0,17,52", NULL}. NULL:
-   * none. */
+  /* Names and values in turns, each name once, then NULL: {"scale", "0.25", "cu_seqlens",
+   * "0,17,52", NULL}. NULL: none. */
   const char* const* attributes;
   /* The operator's inputs and, for gradients, those of its outputs that come from above. */
   const ouzel_tensor* inputs;
@@ -163,7 +163,7 @@ OUZEL_EXPORT void ouzel_state_destroy(ouzel_state* state);
 /* *equal is 1 for the same model, position, sampler and content, else 0. */
 OUZEL_EXPORT ouzel_status ouzel_state_equal(const ouzel_state* a, const ouzel_state* b,
                                             int32_t* equal);
-/* Grows the capacity, never shrinks it. */
+/* Grows the capacity to 0 or more tokens, never shrinks it. */
 OUZEL_EXPORT ouzel_status ouzel_state_reserve(ouzel_state* state, int64_t tokens);
 OUZEL_EXPORT int64_t ouzel_state_capacity(const ouzel_state* state);
 OUZEL_EXPORT int64_t ouzel_state_position(const ouzel_state* state); /* tokens seen */

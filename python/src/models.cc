@@ -71,6 +71,15 @@ std::string described(const State& state) {
   return fmt::format("<ouzel.State after {}, {} bytes>", tokens, state.bytes());
 }
 
+// For a class whose objects are made by functions only.
+template <class T>
+void refuse_construction(nb::class_<T>& type, const char* sentence) {
+  type.def(
+      "__init__",
+      [sentence](T*, const nb::args&, const nb::kwargs&) { throw nb::type_error(sentence); },
+      nb::sig("def __init__(self) -> None"), sentence);
+}
+
 void warn_of(const ModelConfig& config) {
   for (const std::string& warning : config.warnings) {
     if (PyErr_WarnEx(PyExc_UserWarning, (warning + " It is ignored").c_str(), 1) != 0) {
@@ -330,10 +339,14 @@ Generation* generate(const Model& model, nb::handle prompt, std::optional<std::i
 }
 
 void bind_state(nb::module_& module) {
-  nb::class_<PyState>(module, "State",
-                      "All that a model needs to go on after some tokens: a value that is copied, "
-                      "compared, saved and\nloaded. Made by Model.new_state, Model.load_state and "
-                      "Generation.state.")
+  nb::class_<PyState> state(
+      module, "State",
+      "All that a model needs to go on after some tokens: a value that is copied, "
+      "compared, saved and\nloaded. Made by Model.new_state, Model.load_state and "
+      "Generation.state.");
+  refuse_construction(state,
+                      "a State is made by Model.new_state, Model.load_state or Generation.state");
+  state
       .def_prop_ro(
           "position", [](const PyState& self) { return self.state.position(); },
           "Tokens that the model has processed; those of a generation may be ahead by what waits "
@@ -385,9 +398,12 @@ void bind_state(nb::module_& module) {
 }
 
 void bind_generation(nb::module_& module) {
-  nb::class_<Generation>(module, "Generation",
-                         "An iterator over pieces of generated text: str if the prompt was str, "
-                         "else bytes.")
+  nb::class_<Generation> generation(
+      module, "Generation",
+      "An iterator over pieces of generated text: str if the prompt was str, "
+      "else bytes.");
+  refuse_construction(generation, "a Generation is made by Model.generate");
+  generation
       .def(
           "__iter__", [](nb::handle self) { return nb::borrow(self); },
           nb::sig("def __iter__(self) -> Generation"))
@@ -404,9 +420,12 @@ void bind_generation(nb::module_& module) {
 void bind_models(nb::module_& module) {
   bind_state(module);
   bind_generation(module);
-  nb::class_<Model>(module, "Model",
-                    "A language model: configuration and weights, immutable and shared by any "
-                    "number of threads.")
+  nb::class_<Model> model(
+      module, "Model",
+      "A language model: configuration and weights, immutable and shared by any "
+      "number of threads.");
+  refuse_construction(model, "a Model is made by Model.load(folder) or Model.random(config)");
+  model
       .def_static(
           "load",
           [](const Path& folder, PyContext* context, const nb::kwargs& unknown) {

@@ -72,6 +72,16 @@ def test_keywords_that_are_unknown(model, folder, tmp_path):
     assert not list(tmp_path.iterdir()) and state.position == 0
 
 
+def test_classes_say_what_makes_them(folder):
+    for make, sentence in (
+        (lambda: ouzel.Model(folder), r"made by Model.load\(folder\) or Model.random"),
+        (lambda: ouzel.State(), "made by Model.new_state"),
+        (lambda: ouzel.Generation(prompt="a"), "made by Model.generate"),
+    ):
+        with pytest.raises(TypeError, match=sentence):
+            make()
+
+
 def test_keys_that_look_misspelt(model, folder, tmp_path):
     with pytest.raises(ouzel.BadFileError, match="no key 'norm_esp'; did you mean 'norm_eps'"):
         ouzel.Model.random({**CONFIG, "norm_esp": 1e-5})
