@@ -21,8 +21,8 @@ struct SoftmaxAttentionOptions {
 };
 
 // q [B, TQ, HQ, K], k [B, TK, HK, K], v [B, TK, HK, V], o [B, TQ, HQ, V]; HQ is a multiple of HK,
-// query head h reads head h / (HQ / HK). float32, any strides with unit last stride; outputs
-// overlap nothing.
+// query head h reads head h / (HQ / HK). Each tensor is float32, bfloat16 or float16; any strides
+// with unit last stride; outputs overlap nothing.
 //
 // A query that sees no key, or only scores of -inf, gives 0. NaN in what a query sees propagates,
 // and a score of +inf gives NaN; what it does not see never enters, not even NaN. Bit for bit (on

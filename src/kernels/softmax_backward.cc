@@ -48,20 +48,23 @@ HWY_INLINE bool pack_rows(const float* const* rows, std::int64_t count, std::int
 }
 
 HWY_INLINE void load_tile(const SoftmaxBackwardArgs& args, const Scale& scale, std::int64_t head,
-                          BackwardTile& tile) {
+                          float* wide, BackwardTile& tile) {
   const D d;
   const std::int64_t features = args.shape.key_size, values = args.shape.value_size;
+  const void* given[kTile];
   const float* rows[kTile];
   const std::int64_t lanes = round_up(tile.count, kLanes);
   // Lanes beyond the last query repeat it.
   for (std::int64_t i = 0; i < kTile; ++i) {
-    rows[i] = args.q.row(tile.first + std::min(i, tile.count - 1), head);
+    given[i] = args.q.row(tile.first + std::min(i, tile.count - 1), head);
   }
+  as_floats(args.q.dtype, given, lanes, features, wide, rows);
   pack_transposed(rows, lanes, features, scale.pack, tile.q, kTile);
   tile.finite = pack_rows(rows, tile.count, features, tile.q_rows, round_up(features, kLanes));
   for (std::int64_t i = 0; i < kTile; ++i) {
-    rows[i] = args.d_o.row(tile.first + std::min(i, tile.count - 1), head);
+    given[i] = args.d_o.row(tile.first + std::min(i, tile.count - 1), head);
   }
+  as_floats(args.d_o.dtype, given, lanes, values, wide, rows);
   pack_transposed(rows, lanes, values, 1.0f, tile.d_o, kTile);
   const bool do_finite =
       pack_rows(rows, tile.count, values, tile.do_rows, round_up(values, kLanes));
@@ -175,7 +178,7 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
   const std::int64_t feature_panels = (features + kPanel - 1) / kPanel;
   const std::int64_t feature_ld = round_up(features, kLanes);
   const std::int64_t value_ld = round_up(values, kLanes);
-  const bool want_ds = args.dq.data != nullptr || args.dk != nullptr;
+  const bool want_ds = args.dq.data != nullptr || args.dk.data != nullptr;
 
   float* next = args.scratch;
   const auto take = [&](std::int64_t floats) {
@@ -201,6 +204,7 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
   tile.reference = take(kTile);
   tile.rest = take(kTile);
   tile.dot = take(kTile);
+  float* wide = take(kSoftmaxBlock * std::max(features, values));  // rows of 16 bits on their way
 
   if (args.dq.data != nullptr) {
     const SoftmaxRange range = softmax_seeing(shape, args.begin, args.end);
@@ -212,19 +216,22 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
     }
   }
   bool finite[kBlocks];
-  const float* k_rows[kSoftmaxBlock];
-  const float* v_rows[kSoftmaxBlock];
+  const void* k_rows[kSoftmaxBlock];
+  const void* v_rows[kSoftmaxBlock];
+  const float* rows[kSoftmaxBlock];
   for (std::int64_t span = args.begin; span < args.end; span += kSoftmaxSpan) {
     const std::int64_t span_end = std::min(span + kSoftmaxSpan, args.end);
     for (std::int64_t b = 0; b < kBlocks && span + b * kSoftmaxBlock < span_end; ++b) {
       const std::int64_t begin = span + b * kSoftmaxBlock;
       const std::int64_t keys = std::min(kSoftmaxBlock, span_end - begin);
-      find_rows(&args.kv, 1, begin, k_rows, v_rows);
-      pack_key_panels(k_rows, round_up(keys, kPanel), features,
-                      key_panels + b * kSoftmaxBlock * features);
-      pack_key_panels(v_rows, round_up(keys, kPanel), values,
+      find_rows(&args.kv, 1, args.types, begin, k_rows, v_rows);
+      as_floats(args.types.v, v_rows, round_up(keys, kPanel), values, wide, rows);
+      pack_key_panels(rows, round_up(keys, kPanel), values,
                       value_panels + b * kSoftmaxBlock * values);
-      finite[b] = pack_feature_panels(k_rows, keys, features,
+      as_floats(args.types.k, k_rows, round_up(keys, kPanel), features, wide, rows);
+      pack_key_panels(rows, round_up(keys, kPanel), features,
+                      key_panels + b * kSoftmaxBlock * features);
+      finite[b] = pack_feature_panels(rows, keys, features,
                                       key_features + b * kSoftmaxBlock * feature_panels * kPanel);
     }
     std::fill_n(dk, kSoftmaxSpan * feature_ld, 0.0f);
@@ -235,7 +242,7 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
       for (tile.first = range.begin; tile.first < range.end; tile.first += kTile) {
         check_cancelled();
         tile.count = std::min(kTile, range.end - tile.first);
-        load_tile(args, scale, h, tile);
+        load_tile(args, scale, h, wide, tile);
         if (args.dq.data != nullptr) std::fill_n(tile.dq, feature_panels * kPanel * kTile, 0.0f);
         for (std::int64_t b = 0; b < kBlocks; ++b) {
           const std::int64_t begin = span + b * kSoftmaxBlock;
@@ -250,11 +257,11 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
                                  end - begin, ds, nullptr);
           }
           differentiate(s, scale, tile, p, want_ds ? ds : nullptr);
-          if (args.dv != nullptr) {
+          if (args.dv.data != nullptr) {
             scatter(shape, tile, begin, end - begin, p, tile.do_rows, value_ld,
                     dv + b * kSoftmaxBlock * value_ld);
           }
-          if (args.dk != nullptr) {
+          if (args.dk.data != nullptr) {
             scatter(shape, tile, begin, end - begin, ds, tile.q_rows, feature_ld,
                     dk + b * kSoftmaxBlock * feature_ld);
           }
@@ -275,13 +282,20 @@ void SoftmaxBackwardKernel(const SoftmaxBackwardArgs& args) {
       }
     }
     for (std::int64_t j = span; j < span_end; ++j) {
-      if (args.dk != nullptr) {
+      if (args.dk.data != nullptr) {
+        const bool narrow = args.dk.dtype != DType::kF32;
         const float* from = dk + (j - span) * feature_ld;
-        float* to = args.dk + j * args.dk_stride;
+        float* to = narrow ? wide : static_cast<float*>(args.dk.row(j, 0));
         for (std::int64_t f = 0; f < features; ++f) to[f] = shape.scale * from[f];
+        if (narrow) put_row(args.dk.dtype, wide, features, args.dk.row(j, 0));
       }
-      if (args.dv != nullptr) {
-        std::copy_n(dv + (j - span) * value_ld, values, args.dv + j * args.dv_stride);
+      if (args.dv.data != nullptr) {
+        const float* from = dv + (j - span) * value_ld;
+        if (args.dv.dtype != DType::kF32) {
+          put_row(args.dv.dtype, from, values, args.dv.row(j, 0));
+        } else {
+          std::copy_n(from, values, static_cast<float*>(args.dv.row(j, 0)));
+        }
       }
     }
   }
@@ -308,7 +322,7 @@ std::int64_t softmax_backward_scratch(const SoftmaxShape& shape) {
   constexpr std::int64_t kWidest = kSoftmaxWidestTile;
   const std::int64_t k = up(shape.key_size), v = up(shape.value_size);
   return kSoftmaxSpan * (3 * k + 2 * v) + 2 * kSoftmaxBlock * kWidest +
-         kWidest * (3 * k + 3 * v + 3) + 15 * 16;
+         kWidest * (3 * k + 3 * v + 3) + kSoftmaxBlock * std::max(k, v) + 16 * 16;
 }
 
 SoftmaxRange softmax_seeing(const SoftmaxShape& shape, std::int64_t begin, std::int64_t end) {

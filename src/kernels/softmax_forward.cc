@@ -110,7 +110,8 @@ HWY_INLINE void gather(const Sight& s, const float* value_panels, std::int64_t p
   }
 }
 
-HWY_INLINE void finish(const SoftmaxForwardArgs& args, const Scale& scale, const Tile& tile) {
+HWY_INLINE void finish(const SoftmaxForwardArgs& args, const Scale& scale, const Tile& tile,
+                       float* wide) {
   const D d;
   const std::int64_t vecs = (tile.count + kLanes - 1) / kLanes;
   for (std::int64_t v = 0; v < vecs; ++v) {
@@ -125,15 +126,20 @@ HWY_INLINE void finish(const SoftmaxForwardArgs& args, const Scale& scale, const
       hn::StoreU(math::log(d, l), d, tile.l + v * kLanes);
     }
   }
+  const bool narrow = args.o.dtype != DType::kF32;
   float* rows[kTile];
   for (std::int64_t i = 0; i < tile.count; ++i) {
-    rows[i] = args.o.row(tile.first + i, tile.head);
+    rows[i] = narrow ? wide + i * args.shape.value_size
+                     : static_cast<float*>(args.o.row(tile.first + i, tile.head));
     if (args.lse.data == nullptr) continue;
     // -inf where nothing was seen.
     *args.lse.row(tile.first + i, tile.head) =
         static_cast<double>(tile.m[i]) * scale.natural + static_cast<double>(tile.l[i]);
   }
   unpack_transposed<false>(tile.o, kTile, tile.count, args.shape.value_size, rows);
+  for (std::int64_t i = 0; i < tile.count && narrow; ++i) {
+    put_row(args.o.dtype, rows[i], args.shape.value_size, args.o.row(tile.first + i, tile.head));
+  }
 }
 
 void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
@@ -153,6 +159,8 @@ void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
   float* part = take(panel_count * kPanel * kTile);
   float* alpha = take(kTile);
   float* max = take(kTile);
+  // Rows of 16 bits on their way.
+  float* wide = take(kSoftmaxBlock * std::max(features, shape.value_size));
   const std::int64_t tiles_per_head = (args.end - args.begin + kTile - 1) / kTile;
   float* const tile_memory = next;
   const std::int64_t tile_floats = round_up((features + panel_count * kPanel + 2) * kTile, 16);
@@ -172,11 +180,13 @@ void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
   for (std::int64_t t = 0; t < tiles; ++t) {
     const Tile tile = tile_at(t);
     // Lanes beyond the last query repeat it.
-    const float* rows[kTile];
+    const void* given[kTile];
     for (std::int64_t i = 0; i < kTile; ++i) {
-      rows[i] = args.q.row(tile.first + std::min(i, tile.count - 1), tile.head);
+      given[i] = args.q.row(tile.first + std::min(i, tile.count - 1), tile.head);
     }
     const std::int64_t lanes = round_up(tile.count, kLanes);
+    const float* rows[kTile];
+    as_floats(args.q.dtype, given, lanes, features, wide, rows);
     pack_transposed(rows, lanes, features, scale.pack, tile.q, kTile);
     std::fill_n(tile.o, panel_count * kPanel * kTile, 0.0f);
     std::fill_n(tile.m, kTile, -kInf);
@@ -187,22 +197,26 @@ void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
       std::clamp<std::int64_t>(args.begin + shape.offset - shape.before, 0, shape.keys);
   const std::int64_t last_key =
       std::clamp<std::int64_t>(args.end + shape.offset + shape.after, first_key, shape.keys);
-  const float* k_rows[kSoftmaxBlock];
-  const float* v_rows[kSoftmaxBlock];
+  const void* k_rows[kSoftmaxBlock];
+  const void* v_rows[kSoftmaxBlock];
+  const float* rows[kSoftmaxBlock];
   const std::int64_t first_block = first_key / kSoftmaxBlock * kSoftmaxBlock;
-  find_rows(args.pieces, args.piece_count, first_block, k_rows, v_rows);
+  find_rows(args.pieces, args.piece_count, args.types, first_block, k_rows, v_rows);
   for (std::int64_t begin = first_block; begin < last_key; begin += kSoftmaxBlock) {
     check_cancelled();
     const std::int64_t end = std::min(begin + kSoftmaxBlock, shape.keys);
     const std::int64_t keys = end - begin;
-    pack_key_panels(k_rows, round_up(keys, kPanel), features, key_panels);
-    const bool finite = pack_feature_panels(v_rows, keys, shape.value_size, value_panels);
-    find_rows(args.pieces, args.piece_count, begin + kSoftmaxBlock, k_rows, v_rows);
+    as_floats(args.types.k, k_rows, round_up(keys, kPanel), features, wide, rows);
+    pack_key_panels(rows, round_up(keys, kPanel), features, key_panels);
+    as_floats(args.types.v, v_rows, keys, shape.value_size, wide, rows);
+    const bool finite = pack_feature_panels(rows, keys, shape.value_size, value_panels);
+    find_rows(args.pieces, args.piece_count, args.types, begin + kSoftmaxBlock, k_rows, v_rows);
     for (std::int64_t t = 0; t < tiles; ++t) {
       const Tile tile = tile_at(t);
-      prefetch_rows(k_rows, t * kSoftmaxBlock / tiles, (t + 1) * kSoftmaxBlock / tiles, features);
-      prefetch_rows(v_rows, t * kSoftmaxBlock / tiles, (t + 1) * kSoftmaxBlock / tiles,
-                    shape.value_size);
+      prefetch_rows(k_rows, args.types.k, t * kSoftmaxBlock / tiles,
+                    (t + 1) * kSoftmaxBlock / tiles, features);
+      prefetch_rows(v_rows, args.types.v, t * kSoftmaxBlock / tiles,
+                    (t + 1) * kSoftmaxBlock / tiles, shape.value_size);
       const Sight s = see(shape, tile.first, tile.count, begin, end);
       if (s.none) continue;
       if (s.whole) {
@@ -215,7 +229,7 @@ void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
       gather(s, value_panels, panel_count, finite, scores, keys, tile, alpha, part);
     }
   }
-  for (std::int64_t t = 0; t < tiles; ++t) finish(args, scale, tile_at(t));
+  for (std::int64_t t = 0; t < tiles; ++t) finish(args, scale, tile_at(t), wide);
 }
 
 }  // namespace softmax
@@ -239,7 +253,8 @@ std::int64_t softmax_forward_scratch(const SoftmaxShape& shape, std::int64_t que
   constexpr std::int64_t kWidest = kSoftmaxWidestTile;
   const std::int64_t values = (shape.value_size + 7) / 8 * 8;
   const std::int64_t lanes = (queries + kWidest - 1) / kWidest * kWidest;
-  return kSoftmaxBlock * (shape.key_size + values + kWidest) + kWidest * (values + 2) +
+  return kSoftmaxBlock * (shape.key_size + values + kWidest) +
+         kSoftmaxBlock * std::max(shape.key_size, shape.value_size) + 16 + kWidest * (values + 2) +
          shape.heads * (lanes * (shape.key_size + values + 2) + 16 * lanes / 3);
 }
 

@@ -82,6 +82,8 @@ void SoftmaxStepKernel(const SoftmaxStepArgs& args) {
     l[h] = 0;
   }
   const std::int64_t first_key = std::max<std::int64_t>(0, shape.offset - shape.before);
+  const void* given_k[kSoftmaxBlock];
+  const void* given_v[kSoftmaxBlock];
   const float* k_rows[kSoftmaxBlock];
   const float* v_rows[kSoftmaxBlock];
   const float* tail_rows[kSoftmaxBlock];
@@ -90,7 +92,9 @@ void SoftmaxStepKernel(const SoftmaxStepArgs& args) {
     check_cancelled();
     const std::int64_t begin = std::max(first_key, block) - block;
     const std::int64_t end = std::min(shape.keys - block, kSoftmaxBlock);
-    find_rows(args.pieces, args.piece_count, block, k_rows, v_rows);
+    find_rows(args.pieces, args.piece_count, {}, block, given_k, given_v);
+    as_floats(DType::kF32, given_k, kSoftmaxBlock, features, nullptr, k_rows);
+    as_floats(DType::kF32, given_v, kSoftmaxBlock, values, nullptr, v_rows);
     pack_transposed(k_rows, kSoftmaxBlock, features, 1.0f, keys, kSoftmaxBlock);
     const std::int64_t whole = values / kLanes * kLanes;
     if (whole < values) {

@@ -15,7 +15,9 @@
 
 #include "hwy/highway.h"
 #include "src/kernels/math-inl.h"
+#include "src/kernels/partial-inl.h"
 #include "src/kernels/softmax_tile.h"
+#include "src/kernels/typed-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ouzel {
@@ -280,8 +282,12 @@ HWY_INLINE void pack_key_panels(const float* const* rows, std::int64_t count, st
 // Addresses of the rows of keys and values [begin, begin + kSoftmaxBlock). Positions that no piece
 // holds repeat a neighbour: nothing sees them, and masked scores are selected away whatever they
 // are.
-HWY_INLINE void find_rows(const SoftmaxKeys* pieces, std::int64_t piece_count, std::int64_t begin,
-                          const float** k_rows, const float** v_rows) {
+HWY_INLINE void find_rows(const SoftmaxKeys* pieces, std::int64_t piece_count,
+                          const SoftmaxTypes& types, std::int64_t begin, const void** k_rows,
+                          const void** v_rows) {
+  const auto row = [](const void* first, std::int64_t i, std::int64_t stride, DType type) {
+    return static_cast<const char*>(first) + i * stride * (type == DType::kF32 ? 4 : 2);
+  };
   std::int64_t i = 0;
   for (std::int64_t p = 0; p < piece_count; ++p) {
     const SoftmaxKeys& piece = pieces[p];
@@ -291,18 +297,53 @@ HWY_INLINE void find_rows(const SoftmaxKeys* pieces, std::int64_t piece_count, s
         p + 1 == piece_count ? kSoftmaxBlock : std::min(kSoftmaxBlock, piece.end - begin);
     for (; i < end; ++i) {
       const std::int64_t j = std::clamp(begin + i, piece.begin, piece.end - 1) - piece.begin;
-      k_rows[i] = piece.k + j * piece.k_stride;
-      v_rows[i] = piece.v + j * piece.v_stride;
+      k_rows[i] = row(piece.k, j, piece.k_stride, types.k);
+      v_rows[i] = row(piece.v, j, piece.v_stride, types.v);
     }
   }
 }
 
+template <class Element>
+HWY_NOINLINE void widen_each(const void* const* rows, std::int64_t count, std::int64_t cols,
+                             float* HWY_RESTRICT wide) {
+  const D d;
+  for (std::int64_t r = 0; r < count; ++r) {
+    const auto* x = static_cast<const Element*>(rows[r]);
+    for (std::int64_t c = 0; c < cols; c += kLanes) {
+      store_first(d, LoadFirst(d, x + c, cols - c), wide + r * cols + c, cols - c);
+    }
+  }
+}
+// Rows as float32: where they are, or in `wide`, [count][cols].
+HWY_INLINE void as_floats(DType type, const void* const* rows, std::int64_t count,
+                          std::int64_t cols, float* wide, const float** floats) {
+  if (type == DType::kF32) {
+    for (std::int64_t r = 0; r < count; ++r) floats[r] = static_cast<const float*>(rows[r]);
+    return;
+  }
+  (type == DType::kBF16 ? widen_each<BFloat16> : widen_each<Float16>)(rows, count, cols, wide);
+  for (std::int64_t r = 0; r < count; ++r) floats[r] = wide + r * cols;
+}
+template <class Element>
+HWY_NOINLINE void narrow_row(const float* from, std::int64_t cols, void* to) {
+  const D d;
+  for (std::int64_t c = 0; c < cols; c += kLanes) {
+    StoreFirst(d, load_first(d, from + c, cols - c), static_cast<Element*>(to) + c, cols - c);
+  }
+}
+// A row of 16 bits, rounded.
+HWY_INLINE void put_row(DType type, const float* from, std::int64_t cols, void* to) {
+  (type == DType::kBF16 ? narrow_row<BFloat16> : narrow_row<Float16>)(from, cols, to);
+}
+
 // Asks for rows that are packed next: strided rows come from far, and no hardware foresees them.
-HWY_INLINE void prefetch_rows(const float* const* rows, std::int64_t begin, std::int64_t end,
-                              std::int64_t cols) {
+HWY_INLINE void prefetch_rows(const void* const* rows, DType type, std::int64_t begin,
+                              std::int64_t end, std::int64_t cols) {
+  const std::int64_t bytes = cols * (type == DType::kF32 ? 4 : 2);
   for (std::int64_t r = begin; r < end; ++r) {
-    for (std::int64_t c = 0; c < cols; c += 16) __builtin_prefetch(rows[r] + c, 0, 2);
-    __builtin_prefetch(rows[r] + cols - 1, 0, 2);
+    const auto* row = static_cast<const char*>(rows[r]);
+    for (std::int64_t c = 0; c < bytes; c += 64) __builtin_prefetch(row + c, 0, 2);
+    __builtin_prefetch(row + bytes - 1, 0, 2);
   }
 }
 

@@ -10,8 +10,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "ouzel/context.h"
+#include "ouzel/tensor.h"
 
 namespace ouzel {
 
@@ -30,12 +32,30 @@ struct SoftmaxShape {
   float scale = 1;
 };
 
-// Keys and values of the positions [begin, end); strides in floats.
+// Keys and values of the positions [begin, end); strides in numbers.
 struct SoftmaxKeys {
   std::int64_t begin = 0, end = 0;
-  const float* k = nullptr;
-  const float* v = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
   std::int64_t k_stride = 0, v_stride = 0;
+};
+
+// float32, bfloat16 or float16, of all keys and of all values.
+struct SoftmaxTypes {
+  DType k = DType::kF32, v = DType::kF32;
+};
+
+// Rows of one sequence, [token, head of the group, feature], of any type of floats.
+template <class Void>
+struct SoftmaxAnyRows {
+  Void* data = nullptr;
+  std::int64_t token_stride = 0, head_stride = 0;
+  DType dtype = DType::kF32;
+  Void* row(std::int64_t token, std::int64_t head) const {
+    using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+    const std::int64_t size = dtype == DType::kF32 ? 4 : 2;
+    return static_cast<Byte*>(data) + (token * token_stride + head * head_stride) * size;
+  }
 };
 
 // Rows of one sequence, [token, head of the group, feature].
@@ -51,8 +71,9 @@ struct SoftmaxRows {
 // Queries [begin, end) of every head of the group.
 struct SoftmaxForwardArgs {
   SoftmaxShape shape;
-  SoftmaxRows<const float> q;
-  SoftmaxRows<float> o;
+  SoftmaxTypes types;
+  SoftmaxAnyRows<const void> q;
+  SoftmaxAnyRows<void> o;
   SoftmaxRows<double> lse;              // data may be null
   const SoftmaxKeys* pieces = nullptr;  // in order of position, holding every key that is seen
   std::int64_t piece_count = 0;
@@ -62,7 +83,7 @@ struct SoftmaxForwardArgs {
 void softmax_forward(Isa isa, const SoftmaxForwardArgs& args);
 std::int64_t softmax_forward_scratch(const SoftmaxShape& shape, std::int64_t queries);
 
-// One query per head, at position shape.keys - 1 with shape.offset = shape.keys - 1.
+// float32 alone. One query per head, at position shape.keys - 1 with shape.offset = shape.keys - 1.
 struct SoftmaxStepArgs {
   SoftmaxShape shape;
   SoftmaxRows<const float> q;
@@ -79,13 +100,13 @@ std::int64_t softmax_step_scratch(const SoftmaxShape& shape);
 // softmax_seeing). Null data: not wanted.
 struct SoftmaxBackwardArgs {
   SoftmaxShape shape;
-  SoftmaxRows<const float> q, o, d_o;
+  SoftmaxTypes types;
+  SoftmaxAnyRows<const void> q, d_o;
+  SoftmaxRows<const float> o;
   SoftmaxRows<const double> lse;
   SoftmaxKeys kv;  // all keys of the sequence
   SoftmaxRows<float> dq;
-  float* dk = nullptr;
-  float* dv = nullptr;
-  std::int64_t dk_stride = 0, dv_stride = 0;
+  SoftmaxAnyRows<void> dk, dv;
   std::int64_t begin = 0, end = 0;
   float* scratch = nullptr;  // softmax_backward_scratch floats
 };

@@ -29,16 +29,16 @@ void softmax_attention(Context& context, const SoftmaxAttentionOptions& options,
   constexpr const char* kOp = "softmax_attention";
   const Sizes sizes = check_inputs(kOp, inputs.q, inputs.k, inputs.v);
   const SoftmaxShape shape = make_shape(kOp, options, sizes);
-  check(kOp, "o", outputs.o, "[B, TQ, HQ, V]",
-        {sizes.batch, sizes.queries, sizes.query_heads, sizes.value_size});
+  check_rows(kOp, "o", outputs.o, "[B, TQ, HQ, V]",
+             {sizes.batch, sizes.queries, sizes.query_heads, sizes.value_size});
   if (outputs.lse.present()) {
     check(kOp, "lse", outputs.lse, "[B, TQ, HQ]", {sizes.batch, sizes.queries, sizes.query_heads},
           DType::kF64);
   }
   const Sequences sequences = find_sequences(kOp, inputs, sizes);
   if (sizes.queries == 0) return;
-  clear_outside<float>(outputs.o, sequences.queries);
-  if (outputs.lse.present()) clear_outside<double>(outputs.lse, sequences.queries);
+  clear_outside(outputs.o, sequences.queries);
+  if (outputs.lse.present()) clear_outside(outputs.lse, sequences.queries);
 
   const std::int64_t group = sizes.group();
   const std::int64_t step = queries_of_task(group);
@@ -72,8 +72,9 @@ void softmax_attention(Context& context, const SoftmaxAttentionOptions& options,
     args.shape = shape;
     args.shape.queries = segment.length;
     args.shape.keys = keys.end;
-    args.q = group_rows<const float>(inputs.q, segment, task.head, group);
-    args.o = group_rows<float>(outputs.o, segment, task.head, group);
+    args.types = {inputs.k.dtype, inputs.v.dtype};
+    args.q = any_group_rows<const void>(inputs.q, segment, task.head, group);
+    args.o = any_group_rows<void>(outputs.o, segment, task.head, group);
     args.lse = group_rows<double>(outputs.lse, segment, task.head, group);
     args.pieces = &keys;
     args.piece_count = 1;
@@ -89,6 +90,9 @@ void softmax_attention_step(Context& context, const SoftmaxAttentionOptions& opt
                             std::span<KvCache> caches, const Tensor& o) {
   constexpr const char* kOp = "softmax_attention_step";
   const Sizes sizes = check_inputs(kOp, q, k, v);
+  for (const ConstTensor* t : {&q, &k, &v}) {
+    if (t->dtype != DType::kF32) fail(kOp, "q, k and v are expected as F32; convert them first");
+  }
   const SoftmaxShape shape = make_shape(kOp, options, sizes);
   check(kOp, "o", o, "[N, T, HQ, V]",
         {sizes.batch, sizes.queries, sizes.query_heads, sizes.value_size});
@@ -136,9 +140,9 @@ void softmax_attention_step(Context& context, const SoftmaxAttentionOptions& opt
     for (std::int64_t t = std::max<std::int64_t>(0, tokens - cache.capacity); t < tokens; ++t) {
       check_cancelled_at(t);
       const std::int64_t slot = (cache.position + t) % cache.capacity;
-      std::copy_n(rows.k + t * rows.k_stride, sizes.key_size,
+      std::copy_n(static_cast<const float*>(rows.k) + t * rows.k_stride, sizes.key_size,
                   cache.k + slot * k_row + head * sizes.key_size);
-      std::copy_n(rows.v + t * rows.v_stride, sizes.value_size,
+      std::copy_n(static_cast<const float*>(rows.v) + t * rows.v_stride, sizes.value_size,
                   cache.v + slot * v_row + head * sizes.value_size);
     }
   };
@@ -188,8 +192,8 @@ void softmax_attention_step(Context& context, const SoftmaxAttentionOptions& opt
     } else {
       SoftmaxForwardArgs args;
       args.shape = own;
-      args.q = group_rows<const float>(q, segment, head, group);
-      args.o = group_rows<float>(o, segment, head, group);
+      args.q = any_group_rows<const void>(q, segment, head, group);
+      args.o = any_group_rows<void>(o, segment, head, group);
       args.pieces = pieces;
       args.piece_count = 3;
       args.begin = part * step;

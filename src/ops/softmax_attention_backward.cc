@@ -1,8 +1,11 @@
 // Softmax attention backward. A task is some keys of one sequence and key head, against all
 // queries.
 #include <algorithm>
+#include <array>
 #include <vector>
 
+#include "src/base/half.h"
+#include "src/ops/copy_tensor.h"
 #include "src/ops/softmax_call.h"
 
 namespace ouzel {
@@ -21,31 +24,39 @@ constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;
 
 void softmax_attention_backward(Context& context, const SoftmaxAttentionOptions& options,
                                 const SoftmaxAttentionInputs& inputs, const ConstTensor& o,
-                                const ConstTensor& lse, const ConstTensor& d_o, const Tensor& dq,
-                                const Tensor& dk, const Tensor& dv) {
+                                const ConstTensor& lse, const ConstTensor& d_o,
+                                const Tensor& given_dq, const Tensor& dk, const Tensor& dv) {
   constexpr const char* kOp = "softmax_attention_backward";
   const Sizes sizes = check_inputs(kOp, inputs.q, inputs.k, inputs.v);
   SoftmaxShape shape = make_shape(kOp, options, sizes);
   const auto queries_shape = {sizes.batch, sizes.queries, sizes.query_heads, sizes.value_size};
   check(kOp, "o", o, "[B, TQ, HQ, V]", queries_shape);
-  check(kOp, "d_o", d_o, "[B, TQ, HQ, V]", queries_shape);
+  check_rows(kOp, "d_o", d_o, "[B, TQ, HQ, V]", queries_shape);
   check(kOp, "lse", lse, "[B, TQ, HQ]", {sizes.batch, sizes.queries, sizes.query_heads},
         DType::kF64);
   const Sequences sequences = find_sequences(kOp, inputs, sizes);
-  if (dq.present()) {
-    check(kOp, "dq", dq, "[B, TQ, HQ, K]",
-          {sizes.batch, sizes.queries, sizes.query_heads, sizes.key_size});
-    clear_outside<float>(dq, sequences.queries);
+  // Parts of it come from several tasks, and are added in float32.
+  Tensor dq = given_dq;
+  Buffer wide_dq;
+  if (given_dq.present()) {
+    check_rows(kOp, "dq", given_dq, "[B, TQ, HQ, K]",
+               {sizes.batch, sizes.queries, sizes.query_heads, sizes.key_size});
+    if (is_half(given_dq.dtype)) {
+      wide_dq = Buffer(static_cast<std::size_t>(given_dq.size()) * sizeof(float));
+      dq = Tensor(wide_dq.f32(), std::array<std::int64_t, 4>{sizes.batch, sizes.queries,
+                                                             sizes.query_heads, sizes.key_size});
+    }
+    clear_outside(dq, sequences.queries);
   }
   if (dk.present()) {
-    check(kOp, "dk", dk, "[B, TK, HK, K]",
-          {sizes.batch, sizes.keys, sizes.key_heads, sizes.key_size});
-    clear_outside<float>(dk, sequences.keys);
+    check_rows(kOp, "dk", dk, "[B, TK, HK, K]",
+               {sizes.batch, sizes.keys, sizes.key_heads, sizes.key_size});
+    clear_outside(dk, sequences.keys);
   }
   if (dv.present()) {
-    check(kOp, "dv", dv, "[B, TK, HK, V]",
-          {sizes.batch, sizes.keys, sizes.key_heads, sizes.value_size});
-    clear_outside<float>(dv, sequences.keys);
+    check_rows(kOp, "dv", dv, "[B, TK, HK, V]",
+               {sizes.batch, sizes.keys, sizes.key_heads, sizes.value_size});
+    clear_outside(dv, sequences.keys);
   }
   if (sizes.queries == 0 && sizes.keys == 0) return;
 
@@ -115,22 +126,15 @@ void softmax_attention_backward(Context& context, const SoftmaxAttentionOptions&
       const Segment& key_segment = sequences.keys.list[task.sequence];
       SoftmaxBackwardArgs args;
       args.shape = shape_of(task.sequence);
-      args.q = group_rows<const float>(inputs.q, segment, task.head, group);
+      args.types = {inputs.k.dtype, inputs.v.dtype};
+      args.q = any_group_rows<const void>(inputs.q, segment, task.head, group);
       args.o = group_rows<const float>(o, segment, task.head, group);
-      args.d_o = group_rows<const float>(d_o, segment, task.head, group);
+      args.d_o = any_group_rows<const void>(d_o, segment, task.head, group);
       args.lse = group_rows<const double>(lse, segment, task.head, group);
       args.kv = key_rows(inputs.k, inputs.v, key_segment, task.head);
       args.dq = group_rows<float>(dq, segment, task.head, group);
-      if (dk.present()) {
-        const auto rows = group_rows<float>(dk, key_segment, task.head, 1);
-        args.dk = rows.data;
-        args.dk_stride = rows.token_stride;
-      }
-      if (dv.present()) {
-        const auto rows = group_rows<float>(dv, key_segment, task.head, 1);
-        args.dv = rows.data;
-        args.dv_stride = rows.token_stride;
-      }
+      args.dk = any_group_rows<void>(dk, key_segment, task.head, 1);
+      args.dv = any_group_rows<void>(dv, key_segment, task.head, 1);
       args.begin = task.begin;
       args.end = task.end;
       const SoftmaxRange range = softmax_seeing(args.shape, task.begin, task.end);
@@ -174,6 +178,7 @@ void softmax_attention_backward(Context& context, const SoftmaxAttentionOptions&
     }
     first = n;
   }
+  if (is_half(given_dq.dtype)) copy_tensor(context, dq, given_dq);
 }
 
 }  // namespace ouzel

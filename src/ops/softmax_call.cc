@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "src/base/half.h"
 
 namespace ouzel::softmax {
 
@@ -38,18 +39,23 @@ void check(const char* op, const char* name, const ConstTensor& t, const char* l
   }
 }
 
+void check_rows(const char* op, const char* name, const ConstTensor& t, const char* letters,
+                std::initializer_list<std::int64_t> expected) {
+  check(op, name, t, letters, expected, is_half(t.dtype) ? t.dtype : DType::kF32);
+}
+
 Sizes check_inputs(const char* op, const ConstTensor& q, const ConstTensor& k,
                    const ConstTensor& v) {
-  check(op, "q", q, "[B, TQ, HQ, K]", {-1, -1, -1, -1});
+  check_rows(op, "q", q, "[B, TQ, HQ, K]", {-1, -1, -1, -1});
   Sizes s;
   s.batch = q.extent[0];
   s.queries = q.extent[1];
   s.query_heads = q.extent[2];
   s.key_size = q.extent[3];
-  check(op, "k", k, "[B, TK, HK, K]", {s.batch, -1, -1, s.key_size});
+  check_rows(op, "k", k, "[B, TK, HK, K]", {s.batch, -1, -1, s.key_size});
   s.keys = k.extent[1];
   s.key_heads = k.extent[2];
-  check(op, "v", v, "[B, TK, HK, V]", {s.batch, s.keys, s.key_heads, -1});
+  check_rows(op, "v", v, "[B, TK, HK, V]", {s.batch, s.keys, s.key_heads, -1});
   s.value_size = v.extent[3];
   if (s.key_size < 1 || s.value_size < 1 || s.key_heads < 1 || s.query_heads < 1 ||
       s.query_heads % s.key_heads != 0) {

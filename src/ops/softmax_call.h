@@ -18,6 +18,9 @@ namespace ouzel::softmax {
 
 [[noreturn]] void fail(const char* op, const std::string& text);
 
+// Also of rows that may have 16 bits.
+void check_rows(const char* op, const char* name, const ConstTensor& t, const char* letters,
+                std::initializer_list<std::int64_t> expected);
 // Checks type, rank, extents (-1: any) and the unit last stride. Allocates only to complain.
 void check(const char* op, const char* name, const ConstTensor& t, const char* letters,
            std::initializer_list<std::int64_t> expected, DType dtype = DType::kF32);
@@ -40,16 +43,15 @@ struct Sequences {
 Sequences find_sequences(const char* op, const SoftmaxAttentionInputs& inputs, const Sizes& sizes);
 
 // Sets the rows outside every segment to 0.
-template <class T>
-void clear_outside(const Tensor& tensor, const Segments& segments) {
+inline void clear_outside(const Tensor& tensor, const Segments& segments) {
   std::vector<std::int64_t> done(static_cast<std::size_t>(tensor.extent[0]), 0);
-  const std::int64_t row = tensor.rank == 4 ? tensor.extent[3] : 1;
+  const std::int64_t row = tensor.rank == 4 ? tensor.extent[3] : 1, size = size_of(tensor.dtype);
   const auto clear = [&](std::int64_t b, std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       for (std::int64_t h = 0; h < tensor.extent[2]; ++h) {
-        T* to = static_cast<T*>(tensor.data) + b * tensor.stride[0] + t * tensor.stride[1] +
-                h * tensor.stride[2];
-        std::fill_n(to, row, T{0});
+        char* to = static_cast<char*>(tensor.data) +
+                   (b * tensor.stride[0] + t * tensor.stride[1] + h * tensor.stride[2]) * size;
+        std::fill_n(to, row * size, char{0});
       }
     }
   };
@@ -76,14 +78,33 @@ SoftmaxRows<T> group_rows(const Tensor& tensor, const Segment& segment, std::int
   return rows;
 }
 
+template <class Void, bool Const>
+SoftmaxAnyRows<Void> any_group_rows(const BasicTensor<Const>& tensor, const Segment& segment,
+                                    std::int64_t head, std::int64_t group) {
+  SoftmaxAnyRows<Void> rows;
+  if (!tensor.present()) return rows;
+  rows.token_stride = tensor.stride[1];
+  rows.head_stride = tensor.stride[2];
+  rows.dtype = tensor.dtype;
+  rows.data = tensor.data;
+  rows.data = static_cast<std::conditional_t<Const, const char, char>*>(rows.data) +
+              (segment.batch * tensor.stride[0] + segment.begin * rows.token_stride +
+               head * group * rows.head_stride) *
+                  size_of(tensor.dtype);
+  return rows;
+}
+
 inline SoftmaxKeys key_rows(const ConstTensor& k, const ConstTensor& v, const Segment& segment,
                             std::int64_t head) {
   SoftmaxKeys keys;
   keys.end = segment.length;
-  keys.k = static_cast<const float*>(k.data) + segment.batch * k.stride[0] +
-           segment.begin * k.stride[1] + head * k.stride[2];
-  keys.v = static_cast<const float*>(v.data) + segment.batch * v.stride[0] +
-           segment.begin * v.stride[1] + head * v.stride[2];
+  const auto first = [&](const ConstTensor& x) {
+    return static_cast<const char*>(x.data) +
+           (segment.batch * x.stride[0] + segment.begin * x.stride[1] + head * x.stride[2]) *
+               size_of(x.dtype);
+  };
+  keys.k = first(k);
+  keys.v = first(v);
   keys.k_stride = k.stride[1];
   keys.v_stride = v.stride[1];
   return keys;
