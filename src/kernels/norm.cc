@@ -51,11 +51,25 @@ struct Sigmoid {
   }
 };
 
-// Calls f(gate, weight), types of above and std::bool_constant.
+template <class T>
+HWY_INLINE const T* RowOf(const NormRows<const void>& rows, int64_t row, int64_t group) {
+  return static_cast<const T*>(rows.data) + row * rows.row + group * rows.group;
+}
+template <class T>
+HWY_INLINE T* RowOf(const NormRows<void>& rows, int64_t row, int64_t group) {
+  return static_cast<T*>(rows.data) + row * rows.row + group * rows.group;
+}
+
+// Calls f(gate, weight, element), types of above, std::bool_constant and that of the rows.
 template <class Norm, class F>
 HWY_INLINE void ForKind(const Norm& n, F&& f) {
+  const auto with_type = [&](auto gate, auto weight) HWY_ATTR {
+    if (n.dtype == DType::kBF16) return f(gate, weight, BFloat16());
+    if (n.dtype == DType::kF16) return f(gate, weight, Float16());
+    f(gate, weight, float());
+  };
   const auto with_weight = [&](auto gate) HWY_ATTR {
-    n.weight != nullptr ? f(gate, std::true_type()) : f(gate, std::false_type());
+    n.weight != nullptr ? with_type(gate, std::true_type()) : with_type(gate, std::false_type());
   };
   const auto with_order = [&](auto gate, auto gate_first) HWY_ATTR {
     n.options.gate_first ? with_weight(gate_first) : with_weight(gate);
@@ -69,23 +83,34 @@ HWY_INLINE void ForKind(const Norm& n, F&& f) {
   }
 }
 
-template <class Gate, bool kWeight>
-void Forward(const RmsNorm& n, int64_t begin, int64_t end) {
+// What stands between the two passes is float32: in `work`, or in the result where that is.
+template <class T>
+HWY_INLINE float* Between(T* result, float* work) {
+  if constexpr (std::is_same_v<T, float>) {
+    return result;
+  } else {
+    return work;
+  }
+}
+
+template <class Gate, bool kWeight, class T>
+void Forward(const RmsNorm& n, int64_t begin, int64_t end, float* work) {
   const hn::ScalableTag<float> d;
-  const int64_t groups = n.x.extent[1], size = n.x.extent[2];
+  const int64_t groups = n.groups, size = n.size;
   const int64_t weight_pitch = n.options.weight_per_group ? size : 0;
   for (int64_t row = begin; row < end; ++row) {
     for (int64_t group = 0; group < groups; ++group) {
-      const float* x = n.x(row, group);
-      const float* gate = Gate::kGate ? n.gate(row, group) : nullptr;
+      const T* x = RowOf<T>(n.x, row, group);
+      const T* gate = Gate::kGate ? RowOf<T>(n.gate, row, group) : nullptr;
       const float* weight = kWeight ? n.weight + group * weight_pitch : nullptr;
-      float* y = n.y(row, group);
+      T* y = RowOf<T>(n.y, row, group);
+      float* between = Between(y, work);
       auto sum = hn::Zero(d);
       ForVectors(d, size, [&](int64_t i, auto lanes) HWY_ATTR {
         auto v = lanes.Load(d, x + i);
         if constexpr (Gate::kFirst) {
           v = hn::Mul(v, Gate::value(d, lanes.Load(d, gate + i)));
-          lanes.Store(v, d, y + i);
+          lanes.Store(v, d, between + i);
         }
         sum = hn::MulAdd(v, v, sum);
       });
@@ -93,9 +118,8 @@ void Forward(const RmsNorm& n, int64_t begin, int64_t end) {
       const float rstd = 1.0f / std::sqrt(mean + n.options.eps);
       if (n.rstd != nullptr) n.rstd[row * groups + group] = rstd;
       const auto scale = hn::Set(d, rstd);
-      const float* from = Gate::kFirst ? y : x;
       ForVectors(d, size, [&](int64_t i, auto lanes) HWY_ATTR {
-        auto v = hn::Mul(lanes.Load(d, from + i), scale);
+        auto v = hn::Mul(Gate::kFirst ? lanes.Load(d, between + i) : lanes.Load(d, x + i), scale);
         if constexpr (kWeight) v = hn::Mul(v, lanes.Load(d, weight + i));
         if constexpr (Gate::kGate && !Gate::kFirst) {
           v = hn::Mul(v, Gate::value(d, lanes.Load(d, gate + i)));
@@ -106,9 +130,10 @@ void Forward(const RmsNorm& n, int64_t begin, int64_t end) {
   }
 }
 
-void RmsNormRows(const RmsNorm& n, int64_t begin, int64_t end) {
-  ForKind(n, [&](auto gate, auto weight)
-                 HWY_ATTR { Forward<decltype(gate), decltype(weight)::value>(n, begin, end); });
+void RmsNormRows(const RmsNorm& n, int64_t begin, int64_t end, float* work) {
+  ForKind(n, [&](auto gate, auto weight, auto element) HWY_ATTR {
+    Forward<decltype(gate), decltype(weight)::value, decltype(element)>(n, begin, end, work);
+  });
 }
 
 // With a = act(g), a' its slope and u what is normalised, x or (gate first) x a, times rstd:
@@ -117,21 +142,23 @@ void RmsNormRows(const RmsNorm& n, int64_t begin, int64_t end) {
 //     gate first  t = dy w;    e = rstd (t - u mean(t u));   dw = sum dy u;    dx = e a, dg = e x
 //     a'
 //
-// t is kept in dx between the passes.
-template <class Gate, bool kWeight>
-void Backward(const RmsNormBackward& n, int64_t begin, int64_t end, float* HWY_RESTRICT dweights) {
+// t is kept between the passes, in dx or in `work`.
+template <class Gate, bool kWeight, class T>
+void Backward(const RmsNormBackward& n, int64_t begin, int64_t end, float* work,
+              float* HWY_RESTRICT dweights) {
   const hn::ScalableTag<float> d;
-  const int64_t groups = n.x.extent[1], size = n.x.extent[2];
+  const int64_t groups = n.groups, size = n.size;
   const int64_t weight_pitch = n.options.weight_per_group ? size : 0;
   for (int64_t row = begin; row < end; ++row) {
     for (int64_t group = 0; group < groups; ++group) {
-      const float* x = n.x(row, group);
-      const float* gate = Gate::kGate ? n.gate(row, group) : nullptr;
+      const T* x = RowOf<T>(n.x, row, group);
+      const T* gate = Gate::kGate ? RowOf<T>(n.gate, row, group) : nullptr;
       const float* weight = kWeight ? n.weight + group * weight_pitch : nullptr;
       float* dweight = kWeight && dweights != nullptr ? dweights + group * weight_pitch : nullptr;
-      const float* dy = n.dy(row, group);
-      float* dx = n.dx(row, group);
-      float* dgate = Gate::kGate ? n.dgate(row, group) : nullptr;
+      const T* dy = RowOf<T>(n.dy, row, group);
+      T* dx = RowOf<T>(n.dx, row, group);
+      T* dgate = Gate::kGate ? RowOf<T>(n.dgate, row, group) : nullptr;
+      float* between = Between(dx, work);
       const float rstd = n.rstd[row * groups + group];
       const auto scale = hn::Set(d, rstd);
       auto dot = hn::Zero(d);
@@ -155,13 +182,13 @@ void Backward(const RmsNormBackward& n, int64_t begin, int64_t end, float* HWY_R
           t = hn::Mul(t, lanes.Load(d, weight + i));
         }
         dot = hn::MulAdd(t, u, dot);
-        lanes.Store(t, d, dx + i);
+        lanes.Store(t, d, between + i);
       });
       const float mean = hn::GetLane(hn::SumOfLanes(d, dot)) / static_cast<float>(size);
       const auto back = hn::Set(d, -mean * rstd);
       ForVectors(d, size, [&](int64_t i, auto lanes) HWY_ATTR {
         const auto v = lanes.Load(d, x + i);
-        const auto t = lanes.Load(d, dx + i);
+        const auto t = lanes.Load(d, between + i);
         if constexpr (Gate::kFirst) {
           auto value = hn::Zero(d);
           const auto slope = Gate::slope(d, lanes.Load(d, gate + i), value);
@@ -176,9 +203,11 @@ void Backward(const RmsNormBackward& n, int64_t begin, int64_t end, float* HWY_R
   }
 }
 
-void RmsNormBackwardRows(const RmsNormBackward& n, int64_t begin, int64_t end, float* dweight) {
-  ForKind(n, [&](auto gate, auto weight) HWY_ATTR {
-    Backward<decltype(gate), decltype(weight)::value>(n, begin, end, dweight);
+void RmsNormBackwardRows(const RmsNormBackward& n, int64_t begin, int64_t end, float* work,
+                         float* dweight) {
+  ForKind(n, [&](auto gate, auto weight, auto element) HWY_ATTR {
+    Backward<decltype(gate), decltype(weight)::value, decltype(element)>(n, begin, end, work,
+                                                                         dweight);
   });
 }
 
@@ -193,12 +222,13 @@ namespace ouzel {
 HWY_EXPORT(RmsNormRows);
 HWY_EXPORT(RmsNormBackwardRows);
 
-void rms_norm_rows(Isa isa, const RmsNorm& norm, std::int64_t begin, std::int64_t end) {
-  OUZEL_DISPATCH(isa, RmsNormRows)(norm, begin, end);
+void rms_norm_rows(Isa isa, const RmsNorm& norm, std::int64_t begin, std::int64_t end,
+                   float* work) {
+  OUZEL_DISPATCH(isa, RmsNormRows)(norm, begin, end, work);
 }
 void rms_norm_backward_rows(Isa isa, const RmsNormBackward& norm, std::int64_t begin,
-                            std::int64_t end, float* dweight) {
-  OUZEL_DISPATCH(isa, RmsNormBackwardRows)(norm, begin, end, dweight);
+                            std::int64_t end, float* work, float* dweight) {
+  OUZEL_DISPATCH(isa, RmsNormBackwardRows)(norm, begin, end, work, dweight);
 }
 
 }  // namespace ouzel

@@ -8,20 +8,23 @@
 #include "ouzel/context.h"
 #include "ouzel/tensor.h"
 #include "src/kernels/norm.h"
+#include "src/ops/token_rows.h"
 
 namespace ouzel {
 
+// Rows of a call are float32, bfloat16 or float16, all of one type.
+//
 // x, y [R, G, D]: R rows of G groups, each normalised on its own; weight [D], shared by the groups,
 // or [G, D] (weight_per_group), or null. gate [R, G, D] or absent. rstd [R, G] receives
 // 1 / sqrt(mean + eps), or null. y may be x when rstd is null.
-void rms_norm(Context& context, const RmsNormOptions& options, View<const float, 3> x,
-              const float* weight, View<const float, 3> gate, View<float, 3> y, float* rstd);
+void rms_norm(Context& context, const RmsNormOptions& options, AnyView<const void, 3> x,
+              const float* weight, AnyView<const void, 3> gate, AnyView<void, 3> y, float* rstd);
 
 // dx and dgate are assigned (dgate only with a gate), dweight is added to, in an order that depends
 // on the shape alone. dx may be dy.
-void rms_norm_backward(Context& context, const RmsNormOptions& options, View<const float, 3> x,
-                       const float* weight, View<const float, 3> gate, const float* rstd,
-                       View<const float, 3> dy, View<float, 3> dx, View<float, 3> dgate,
+void rms_norm_backward(Context& context, const RmsNormOptions& options, AnyView<const void, 3> x,
+                       const float* weight, AnyView<const void, 3> gate, const float* rstd,
+                       AnyView<const void, 3> dy, AnyView<void, 3> dx, AnyView<void, 3> dgate,
                        float* dweight);
 
 }  // namespace ouzel

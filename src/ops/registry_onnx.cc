@@ -303,19 +303,21 @@ void run_conv(OperatorCall& call) {
 std::vector<OperatorInfo> onnx_rows() {
   const char* decays = "update_rule!=linear update_rule!=delta";
   const char* erases = "update_rule!=linear update_rule!=gated";
+  TensorInfo decay = token_rows("decay", "B T GD", "ddecay");
+  decay.when = decays;
   OperatorInfo attention = {
       "LinearAttention",
       {},
       "ONNX's node: linear_attention (linear), simple_gla or gla (gated), delta_rule (delta), "
       "gated_delta_rule or kda (gated_delta), heads packed side by side",
       "ONNX opset 27",
-      {{"query", "B T QD", "dquery"},
-       {"key", "B T KD", "dkey"},
-       {"value", "B T VD", "dvalue"},
+      {token_rows("query", "B T QD", "dquery"),
+       token_rows("key", "B T KD", "dkey"),
+       token_rows("value", "B T VD", "dvalue"),
        {"past_state", "B HV K V", "dpast_state", true},
-       {"decay", "B T GD", "ddecay", false, decays},
+       decay,
        {"beta", "B T BD", "dbeta", false, erases}},
-      {{"output", "B T OD", "doutput"}, {"present_state", "B HV K V", "dpresent_state"}},
+      {token_rows("output", "B T OD", "doutput"), {"present_state", "B HV K V", "dpresent_state"}},
       {{"q_num_heads",
         kInteger,
         "Query heads, a multiple of kv_num_heads (needed)",

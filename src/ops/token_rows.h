@@ -54,6 +54,12 @@ struct AnyView {
   std::array<std::int64_t, Rank> extent{};
   std::array<std::int64_t, Rank> stride{};
 
+  AnyView() = default;
+  template <class T>
+  AnyView(const View<T, Rank>& view)  // NOLINT: floats of any type may be these
+    requires(std::is_same_v<std::remove_const_t<T>, float>)
+      : data(view.data), extent(view.extent), stride(view.stride) {}
+
   template <class... Index>
   AnyRows<Void> operator()(Index... index) const {
     const std::int64_t ix[] = {static_cast<std::int64_t>(index)...};
