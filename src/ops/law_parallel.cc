@@ -52,7 +52,8 @@ class WeightSource final : public LawSource {
   }
   RowsView view(std::int64_t first, std::int64_t column, std::int64_t columns,
                 LawRows& rows) override {
-    return RowSource::view(first, column, columns, rows);  // these values are none of the caller's
+    pack(first, column, columns, rows);  // these values are none of the caller's
+    return view_of(rows);
   }
   std::int64_t prefetch(std::int64_t, std::int64_t, std::int64_t, PrefetchColumn*,
                         std::int64_t) const override {
@@ -177,7 +178,7 @@ void law_parallel(Context& context, const LawCall& call, const RecurrenceInputs&
   RowsKind kind = call.kind();
   kind.values = kChunk * n;
   ScratchCounter counter;
-  WeightSource(counter, call, outputs.weights, o);
+  const WeightSource counted(counter, call, outputs.weights, o);
   context.impl().reserve(counter.bytes() + rows_scan_scratch(kind, kind.values));
   const std::int64_t tasks = shape.sequences * shape.value_heads;
   context.impl().run(tasks + gap_tasks(shape), [&](std::int64_t task, Scratch& scratch) {
