@@ -241,8 +241,6 @@ print(json.dumps(more))
 """
 # Float64 throughout; another layout.
 WITH_COPIES = {"nadaraya_watson", "CausalConvWithState"}
-# Whole arrays of float32 in the place of those of 16 bits: not so the laws that read a row at a time.
-CONVERTED = {"cosformer", "based", "rebased"}
 
 
 @pytest.mark.measures
@@ -256,7 +254,7 @@ def test_arrays_are_not_copied(dtype):
                          env=environment)  # fmt: skip
     more = json.loads(run.stdout)
     copied = {law for law, size in more.items() if size > 4 << 20}  # an input in float32 has 8 MiB
-    assert copied == (WITH_COPIES if dtype is np.float32 else WITH_COPIES | CONVERTED), more
+    assert copied == WITH_COPIES, more
 
 
 def test_gradients_have_the_types_of_their_inputs():

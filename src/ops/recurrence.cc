@@ -53,7 +53,7 @@ namespace {
 struct ForwardBuffers {
   template <class Memory>
   ForwardBuffers(Memory& memory, const RecurrenceSpec& spec, const RecurrenceShape& shape,
-                 std::int64_t columns)
+                 const RecurrenceInputs& inputs, const Tensor& o, std::int64_t columns)
       : pass(memory, shape.features, columns),
         q_map(memory, spec.map, shape.map, MapUse::kForward),
         k_map(memory, spec.map, shape.map, MapUse::kForward) {
@@ -61,10 +61,18 @@ struct ForwardBuffers {
     den = memory.template take<float>(kChunk);
     z = memory.template take<float>(q_map.pitch());
     z_residue = memory.template take<float>(q_map.pitch());
+    const auto wide = [&](const ConstTensor& x, std::int64_t size) {
+      return memory.template take<float>(is_narrow(x) ? wide_floats(size) : 0);
+    };
+    wide_q = wide(inputs.q, shape.keys);
+    wide_k = wide(inputs.k, shape.keys);
+    wide_v = wide(inputs.v, columns);
+    wide_o = wide(o, columns);
   }
   StatePass pass;
   HeadMap q_map, k_map;
   float *factor, *den, *z, *z_residue;
+  float *wide_q, *wide_k, *wide_v, *wide_o;  // a chunk of rows that have 16 bits
 };
 
 struct Forward {
@@ -78,7 +86,7 @@ struct Forward {
   // Columns [column, column + columns) of a state and of every output that reads it.
   void run(std::int64_t n, std::int64_t state, std::int64_t column, std::int64_t columns,
            Scratch& scratch) const {
-    ForwardBuffers buffers(scratch, spec, shape, columns);
+    ForwardBuffers buffers(scratch, spec, shape, inputs, outputs.o, columns);
     // The final state may be the memory of the initial one: it is written last.
     for (std::int64_t r = shape.outputs_per_state(); r-- > 0;) {
       const std::int64_t output = state * shape.outputs_per_state() + r;
@@ -90,10 +98,10 @@ struct Forward {
                   std::int64_t columns, bool final, ForwardBuffers& b) const {
     const Segment segment = shape.segment(n), keys = shape.key_segment(n);
     const std::int64_t key_head = shape.key_of(state), query_head = shape.query_of(output);
-    const Rows<const float> q = rows_of(inputs.q, segment, query_head, spec.reverse);
-    const Rows<const float> k = rows_of(inputs.k, keys, key_head, spec.reverse);
-    const Rows<const float> v = rows_of(inputs.v, keys, state, spec.reverse);
-    const Rows<float> o = rows_of(outputs.o, segment, output, spec.reverse);
+    const AnyRows<const void> q = any_rows_of(inputs.q, segment, query_head, spec.reverse);
+    const AnyRows<const void> k = any_rows_of(inputs.k, keys, key_head, spec.reverse);
+    const AnyRows<const void> v = any_rows_of(inputs.v, keys, state, spec.reverse).from(column);
+    const AnyRows<void> o = any_rows_of(outputs.o, segment, output, spec.reverse).from(column);
     const Fold fold(log_decay_of(spec, state), false);
     const StateView& from = inputs.initial_state;
     const TokenValues scales = exponents.of(keys, state, spec.reverse);
@@ -112,6 +120,18 @@ struct Forward {
       exponent = to;
     };
 
+    const auto wide = [&](const AnyRows<const void>& rows, std::int64_t t, std::int64_t tokens,
+                          std::int64_t size,
+                          float* memory) { return wide_rows(isa, rows, t, tokens, size, memory); };
+    const auto wide_v = [&](std::int64_t t, std::int64_t tokens) {
+      const Rows<const float> rows = wide(v, t, tokens, columns, b.wide_v);
+      return MappedRows{rows.at(t), rows.stride};
+    };
+    const auto fetch = [&](const auto& rows, std::int64_t t, std::int64_t size) {
+      if (rows.dtype != DType::kF32) return;
+      b.pass.prefetch(static_cast<const float*>(rows.at(t).first), rows.stride, size);
+    };
+
     const std::int64_t length = segment.length;
     const Normalizer normalizer{b.z, b.z_residue, b.den};
     const Normalizer* norm = spec.normalize ? &normalizer : nullptr;
@@ -120,23 +140,26 @@ struct Forward {
         check_cancelled();
         tokens = chunk_tokens(t, keys.length, scales);
         if (scales) rescale(scales[t]);
-        b.pass.pack({}, b.k_map.apply(k, t, tokens), tokens, nullptr, norm);
-        b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
+        b.pass.pack({}, b.k_map.apply(wide(k, t, tokens, shape.keys, b.wide_k), t, tokens), tokens,
+                    nullptr, norm);
+        b.pass.pack_values(wide_v(t, tokens), tokens);
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
       }
     }
     const TileMode mode = spec.causal ? TileMode::kScan : TileMode::kRead;
     const float scale = static_cast<float>(spec.scale);
-    const bool may_stream = is_streamed(output_count(), {o.from(column).first, o.stride}, columns);
+    const bool may_stream = is_streamed(output_count(), o, columns);
     for (std::int64_t t = 0, tokens = 0; t < length; t += tokens) {
       check_cancelled();
       tokens = chunk_tokens(t, length, spec.causal ? scales : TokenValues());
       if (spec.causal && scales) rescale(scales[t]);
-      const MappedRows read = b.q_map.apply(q, t, tokens);
+      const MappedRows read = b.q_map.apply(wide(q, t, tokens, shape.keys, b.wide_q), t, tokens);
       MappedRows write;
-      if (spec.causal) write = b.k_map.apply(k, t, tokens);
+      if (spec.causal) {
+        write = b.k_map.apply(wide(k, t, tokens, shape.keys, b.wide_k), t, tokens);
+      }
       b.pass.pack(read, write, tokens, fold.write_or_null(), norm);
-      if (spec.causal) b.pass.pack_values({v.at(t) + column, v.stride}, tokens);
+      if (spec.causal) b.pass.pack_values(wide_v(t, tokens), tokens);
       if (const float* own = b.q_map.exponents(); own != nullptr) {
         for (std::int64_t i = 0; i < tokens; ++i) {
           b.factor[i] = scale * output_factor(spec, scale * b.den[i], own[i] + exponent);
@@ -147,14 +170,21 @@ struct Forward {
         for (std::int64_t i = 0; i < kChunk; ++i) b.factor[i] = scale * fold.read[i];
       }
       if (const std::int64_t next = t + kChunk; next < length) {
-        b.pass.prefetch(q.at(next), q.stride, shape.keys);
+        fetch(q, next, shape.keys);
         if (spec.causal) {
-          b.pass.prefetch(k.at(next), k.stride, shape.keys);
-          b.pass.prefetch(v.at(next) + column, v.stride, columns);
+          fetch(k, next, shape.keys);
+          fetch(v, next, columns);
         }
-        if (!may_stream) b.pass.prefetch(o.at(next) + column, o.stride, columns);
+        if (!may_stream) fetch(o, next, columns);
       }
-      b.pass.run(mode, tokens, b.factor, o.at(t) + column, o.stride, may_stream);
+      const AnyRows<void> to = o.at(t);
+      if (to.dtype == DType::kF32) {
+        b.pass.run(mode, tokens, b.factor, static_cast<float*>(to.first), to.stride, may_stream);
+        continue;
+      }
+      const std::int64_t pitch = padded(columns, kSlab);
+      b.pass.run(mode, tokens, b.factor, b.wide_o, pitch, false);
+      put_wide_rows(isa, b.wide_o, tokens, columns, to);
     }
     if (may_stream) finish_streams();
     if (!final || !outputs.final_state.present()) return;
@@ -244,7 +274,7 @@ void run_states(Context& context, const Forward& forward, bool may_split) {
   const std::int64_t states = shape.sequences * shape.value_heads;
   const ColumnGroups columns(shape.values, states, may_split, context.threads());
   ScratchCounter counter;
-  ForwardBuffers(counter, forward.spec, shape, columns.width);
+  ForwardBuffers(counter, forward.spec, shape, forward.inputs, forward.outputs.o, columns.width);
   context.impl().reserve(counter.bytes());
   const std::int64_t tasks = states * columns.count();
   context.impl().run(tasks + gap_tasks(shape), [&](std::int64_t task, Scratch& scratch) {
@@ -306,7 +336,8 @@ void recurrence(Context& context, const RecurrenceSpec& spec, const RecurrenceIn
   check_positions(spec, shape, inputs.initial_state);
   if (shape.is_empty(outputs.final_state)) return;
   const bool plain = is_plain(spec, shape);
-  if (has_narrow(inputs, outputs.o) && !(plain && have_one_type(inputs))) {
+  const bool by_heads = plain && (have_one_type(inputs) || !has_narrow(inputs, outputs.o));
+  if (has_narrow(inputs, outputs.o) && info_of(spec.map.kind).running_maximum) {
     Widened widened(context);
     RecurrenceOutputs wide = outputs;
     wide.o = widened.out(outputs.o);
@@ -331,7 +362,7 @@ void recurrence(Context& context, const RecurrenceSpec& spec, const RecurrenceIn
   const Forward forward{spec, shape, inputs, outputs, exponents, context.isa()};
   // z is one for all columns: a task that wrote it would take it from the others.
   const bool may_split = !(spec.normalize && outputs.final_state.present());
-  plain ? run_heads(context, forward, may_split) : run_states(context, forward, may_split);
+  by_heads ? run_heads(context, forward, may_split) : run_states(context, forward, may_split);
   if (outputs.final_state.present()) {
     for (std::int64_t n = 0; n < shape.sequences; ++n) {
       const auto i = static_cast<std::size_t>(n);

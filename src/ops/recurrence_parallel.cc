@@ -42,10 +42,12 @@ struct Buffers {
     w = memory.template take<float>(kChunk * kChunk);
     v = memory.template take<float>(kChunk * value_pitch);
     o = memory.template take<float>(kChunk * value_pitch);
+    wide = memory.template take<float>(wide_floats(std::max(shape.keys, shape.values)));
   }
   HeadMap q_map, k_map;
   std::int64_t depth, pitch, value_pitch;
   float *q, *k, *k_columns, *w, *v, *o;
+  float* wide;  // a chunk of rows that have 16 bits
 };
 
 struct Parallel {
@@ -71,8 +73,9 @@ struct Parallel {
   }
 
   // Features, or numbers that a closed form is taken of.
-  void dense(HeadMap& map, const Rows<const float>& x, std::int64_t t, std::int64_t tokens,
-             std::int64_t pitch, float* out) const {
+  void dense(HeadMap& map, const AnyRows<const void>& given, std::int64_t t, std::int64_t tokens,
+             std::int64_t pitch, float* wide, float* out) const {
+    const Rows<const float> x = wide_rows(isa, given, t, tokens, shape.keys, wide);
     if (!has_closed_form(spec.map.kind)) return map.dense(x, t, tokens, out);
     copy_rows(x.at(t), x.stride, tokens, shape.keys, out, pitch);
   }
@@ -92,15 +95,15 @@ struct Parallel {
                 Buffers& b) const {
     const Segment segment = shape.segment(n), keys = shape.key_segment(n);
     const std::int64_t state = shape.state_of(output);
-    const Rows<const float> q = rows_of(inputs.q, segment, shape.query_of(output), spec.reverse);
-    const Rows<const float> k = rows_of(inputs.k, keys, shape.key_of(state), spec.reverse);
-    const Rows<const float> v = rows_of(inputs.v, keys, state, spec.reverse);
-    const Rows<float> o = rows_of(outputs.o, segment, output, spec.reverse);
+    const auto q = any_rows_of(inputs.q, segment, shape.query_of(output), spec.reverse);
+    const auto k = any_rows_of(inputs.k, keys, shape.key_of(state), spec.reverse);
+    const auto v = any_rows_of(inputs.v, keys, state, spec.reverse);
+    const AnyRows<void> o = any_rows_of(outputs.o, segment, output, spec.reverse).at(t);
     const double log_decay = log_decay_of(spec, state);
     // Weights are multiples of 2^(own_i + last_i).
     const TokenValues scales = exponents.of(keys, state, spec.reverse);
     const TokenValues last = spec.causal || !scales ? scales : exponents.final(n, state);
-    dense(b.q_map, q, t, rows, b.pitch, b.q);
+    dense(b.q_map, q, t, rows, b.pitch, b.wide, b.q);
     const double kernel_scale =
         spec.map.options.kernel_scale.value_or(1 / std::sqrt(static_cast<double>(shape.keys)));
     std::fill(b.o, b.o + kChunk * b.value_pitch, 0.0f);
@@ -109,7 +112,7 @@ struct Parallel {
     for (std::int64_t s = 0; s < end; s += kChunk) {
       check_cancelled();
       const std::int64_t columns = std::min(end - s, kChunk);
-      dense(b.k_map, k, s, columns, b.pitch, b.k);
+      dense(b.k_map, k, s, columns, b.pitch, b.wide, b.k);
       for (std::int64_t f = 0; f < b.depth; ++f) {
         for (std::int64_t j = 0; j < kChunk; ++j) {
           b.k_columns[f * kChunk + j] = j < columns ? b.k[j * b.pitch + f] : 0.0f;
@@ -150,7 +153,8 @@ struct Parallel {
           for (std::int64_t j = 0; j < columns; ++j) row[column(keys, s + j)] = b.w[i * kChunk + j];
         }
       }
-      copy_rows(v.at(s), v.stride, columns, shape.values, b.v, b.value_pitch);
+      const Rows<const float> values = wide_rows(isa, v, s, columns, shape.values, b.wide);
+      copy_rows(values.at(s), values.stride, columns, shape.values, b.v, b.value_pitch);
       p.columns = b.value_pitch;
       p.depth = columns;
       p.a = b.w;
@@ -172,13 +176,14 @@ struct Parallel {
     for (std::int64_t i = 0; i < rows; ++i) {
       const float exponent = scales ? b.q_map.exponents()[i] + last[t + i] : 0;
       const float factor = output_factor(spec, static_cast<float>(sums[i]), exponent);
-      for (std::int64_t j = 0; j < shape.values; ++j) {
-        o.at(t + i)[j] = b.o[i * b.value_pitch + j] * factor;
-      }
+      float* from = b.o + i * b.value_pitch;
+      float* to = o.dtype == DType::kF32 ? static_cast<float*>(o.at(i).first) : from;
+      for (std::int64_t j = 0; j < shape.values; ++j) to[j] = from[j] * factor;
       if (float* row = weights(segment, output, t + i); row != nullptr && factor != 1) {
         for (std::int64_t s = 0; s < end; ++s) row[column(keys, s)] *= factor;
       }
     }
+    if (o.dtype != DType::kF32) put_wide_rows(isa, b.o, rows, shape.values, o);
   }
 
   std::int64_t column(const Segment& segment, std::int64_t t) const {

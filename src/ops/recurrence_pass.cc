@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "src/kernels/law_rows.h"
+
 namespace ouzel {
 
 void StatePass::begin(Isa isa, const Fold* fold, const StateMemory<const float>& initial,
@@ -256,6 +258,31 @@ ColumnGroups::ColumnGroups(std::int64_t columns, std::int64_t tasks, bool may_sp
   // All threads have as many, or some of them one more than seven others have.
   while (groups < slabs && tasks * groups % threads != 0 && tasks * groups < 8 * threads) ++groups;
   width = std::min(columns, (slabs + groups - 1) / groups * kSlab);
+}
+
+Rows<const float> wide_rows(Isa isa, const AnyRows<const void>& rows, std::int64_t t,
+                            std::int64_t tokens, std::int64_t size, float* memory) {
+  if (rows.dtype == DType::kF32) return {static_cast<const float*>(rows.first), rows.stride};
+  const std::int64_t pitch = padded(size, kSlab);
+  load_rows(isa, {.from = rows.at(t).first,
+                  .dtype = rows.dtype,
+                  .stride = rows.stride,
+                  .rows = tokens,
+                  .size = size,
+                  .to = memory,
+                  .pitch = pitch});
+  return {memory - t * pitch, pitch};
+}
+
+void put_wide_rows(Isa isa, const float* from, std::int64_t tokens, std::int64_t size,
+                   const AnyRows<void>& to) {
+  store_rows(isa, {.from = from,
+                   .pitch = padded(size, kSlab),
+                   .rows = tokens,
+                   .size = size,
+                   .to = to.first,
+                   .dtype = to.dtype,
+                   .stride = to.stride});
 }
 
 }  // namespace ouzel

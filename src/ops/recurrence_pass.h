@@ -162,6 +162,16 @@ class StatePass {
 // StatePass::run, and finish_streams before others are told.
 bool is_streamed(std::int64_t count, const AnyRows<void>& rows, std::int64_t columns);
 
+// Room for a chunk of rows of 16 bits as float32.
+inline std::int64_t wide_floats(std::int64_t size) { return kChunk * padded(size, kSlab); }
+// Rows of which tokens [t, t + tokens), a chunk at most, are float32: where they are, or in
+// `memory`.
+Rows<const float> wide_rows(Isa isa, const AnyRows<const void>& rows, std::int64_t t,
+                            std::int64_t tokens, std::int64_t size, float* memory);
+// A chunk of rows of float32, padded(size, kSlab) apart, rounded to where they belong.
+void put_wide_rows(Isa isa, const float* from, std::int64_t tokens, std::int64_t size,
+                   const AnyRows<void>& to);
+
 // Zeros the rows of x that no segment covers, as tasks of a run: one per batch row.
 std::int64_t gap_tasks(const RecurrenceShape& shape);
 void zero_gaps(const RecurrenceShape& shape, std::int64_t batch_row, const Tensor& x);
