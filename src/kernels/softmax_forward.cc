@@ -160,7 +160,9 @@ void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
   float* alpha = take(kTile);
   float* max = take(kTile);
   // Rows of 16 bits on their way.
-  float* wide = take(kSoftmaxBlock * std::max(features, shape.value_size));
+  const bool narrow = args.q.dtype != DType::kF32 || args.o.dtype != DType::kF32 ||
+                      args.types.k != DType::kF32 || args.types.v != DType::kF32;
+  float* wide = take(narrow ? kSoftmaxBlock * std::max(features, shape.value_size) : 0);
   const std::int64_t tiles_per_head = (args.end - args.begin + kTile - 1) / kTile;
   float* const tile_memory = next;
   const std::int64_t tile_floats = round_up((features + panel_count * kPanel + 2) * kTile, 16);
