@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ouzel/error.h"
@@ -323,6 +324,15 @@ TEST_F(Formats, JsonLimits) {
   expect_error(ErrorKind::kBadFile, "not JSON", [] { parse_json("\"\xc3(\"", "x"); });
   expect_error(ErrorKind::kBadFile, "not JSON", [] { parse_json("1e999", "x"); });
   expect_error(ErrorKind::kBadFile, "not JSON", [] { parse_json("", "x"); });
+}
+
+// Work in proportion to the text: with the square of its objects this would take hours.
+TEST_F(Formats, JsonOfManyObjects) {
+  std::string text = "{";
+  constexpr int kMany = 300'000;
+  for (int i = 0; i < kMany; ++i)
+    text += fmt::format(R"({}"t{}":{{"a":[]}})", i == 0 ? "" : ",", i);
+  EXPECT_EQ(parse_json(text + "}", "x").size(), kMany);
 }
 
 TEST_F(Formats, ReadFileTakesPipesAndHeedsItsLimit) {

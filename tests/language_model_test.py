@@ -437,6 +437,8 @@ class Overwriting(ModelTest):
         for other in (both, self.folder / "." / "x" / ".." / "both", f"{self.folder}/./both"):
             self.assert_fails(run("eval", "-m", model, "--data", text, "--losses-out", both,
                                   "--logits-out", other), 2, "two names")
+        self.assert_fails(run("eval", "-m", model, "--data", text, "--losses-out", "both",
+                              "--logits-out", "./both", cwd=self.folder), 2, "two names")
 
     def test_an_empty_name_is_no_file(self):
         for call in (["generate", "-m", self.model, "-p", "a", "--state-in", ""],

@@ -251,6 +251,9 @@ TEST(Model, LoadsFilesOfOtherWriters) {
   write_file(folder / "model.safetensors.index.json", index.dump());
   expect_contains(message_of([&] { Model::load(context, folder.path()); }, ErrorKind::kBadFile),
                   {"../a.safetensors"});
+  write_file(folder / "model.safetensors.index.json", R"({"weight_map": {}})");
+  expect_contains(message_of([&] { Model::load(context, folder.path()); }, ErrorKind::kBadFile),
+                  {"'weight_map' names no files"});
 }
 
 TEST(Model, NamesEveryWrongTensor) {

@@ -189,9 +189,14 @@ int run(const Options& options) {
   if (options.file) read.push_back(*options.file);
   refuse_to_overwrite("--state-out", options.state_out, read);
   const std::filesystem::path folder = std::filesystem::path(options.state_out).parent_path();
-  if (!folder.empty() && !std::filesystem::is_directory(folder)) {
+  std::error_code error;
+  if (!folder.empty() && !std::filesystem::is_directory(folder, error)) {
     throw Error(ErrorKind::kIo, fmt::format("cannot save {}: there is no folder {}",
                                             options.state_out, folder.string()));
+  }
+  if (std::filesystem::is_directory(options.state_out, error)) {
+    throw Error(ErrorKind::kIo, fmt::format("cannot save {}: it is a folder; name a file in it",
+                                            options.state_out));
   }
   Context context = options.common.patient_context();
   const Model model = load_model(context, options.model, options.common);

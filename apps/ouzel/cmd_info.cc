@@ -229,9 +229,9 @@ void show_file(const std::string& path, const CommonOptions& common) {
 
 // The weight files of a model's folder: one, or those that the index names.
 std::vector<std::string> weight_files(const fs::path& folder) {
-  if (fs::exists(folder / kWeights)) return {(folder / kWeights).string()};
+  if (is_there((folder / kWeights).string())) return {(folder / kWeights).string()};
   const std::string index = (folder / kIndex).string();
-  if (!fs::exists(index)) {
+  if (!is_there(index)) {
     throw Error(ErrorKind::kBadFile, fmt::format("{} holds no model: neither {} nor {} is there",
                                                  folder.string(), kWeights, kIndex));
   }
@@ -287,11 +287,12 @@ void show_model(const std::string& path, const CommonOptions& common) {
 }
 
 int run(const Options& options) {
+  std::error_code error;
   if (options.path.empty()) {
     show_machine(options.common);
-  } else if (fs::is_directory(options.path)) {
+  } else if (fs::is_directory(options.path, error)) {
     show_model(options.path, options.common);
-  } else if (fs::path(options.path).extension() == ".json" && fs::exists(options.path)) {
+  } else if (fs::path(options.path).extension() == ".json" && is_there(options.path)) {
     throw Error(ErrorKind::kBadFile,
                 fmt::format("{} is JSON: name the folder of a model, a safetensors file or a saved "
                             "state",

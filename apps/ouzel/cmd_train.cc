@@ -1,5 +1,6 @@
 // `ouzel train`: trains a language model on the bytes of a file.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -131,6 +132,13 @@ std::string advised(const TrainResult& result) {
         "data by heart; more data, fewer --iterations or a smaller model would do better (the "
         "weights that are kept are the last, not those of the lowest loss)",
         best, validation);
+  }
+  // What it costs to know nothing of a byte.
+  if (const double nothing = std::log(256.0); result.loss > nothing) {
+    return fmt::format(
+        "above {:.2f} nats a byte the model knows less than nothing: the steps were too long; a "
+        "lower --lr would do better",
+        nothing);
   }
   if (result.loss > kWords) {
     return fmt::format(

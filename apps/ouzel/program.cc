@@ -143,9 +143,9 @@ std::uint64_t peak_memory() {
 bool is_same_file(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty()) return false;
   std::error_code error;  // of a file that is not there
-  const fs::path one = fs::weakly_canonical(a, error);
-  const bool same =
-      fs::equivalent(a, b, error) || (!one.empty() && one == fs::weakly_canonical(b, error));
+  const fs::path one = fs::weakly_canonical(fs::absolute(a, error), error);
+  const bool same = fs::equivalent(a, b, error) ||
+                    (!one.empty() && one == fs::weakly_canonical(fs::absolute(b, error), error));
   return same && (!fs::exists(a, error) || fs::is_regular_file(a, error));
 }
 

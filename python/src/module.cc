@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include <exception>
+#include <string_view>
 
 #include "ouzel/error.h"
 #include "ouzel/version.h"
@@ -44,7 +45,11 @@ NB_MODULE(_core, module) {
     } catch (const ouzel::Error& error) {
       const nb::object type =
           nb::module_::import_("ouzel._errors").attr(exception_of(error.kind()));
-      PyErr_SetString(type.ptr(), error.what());
+      // Names of files need not be UTF-8.
+      const std::string_view sentence = error.what();
+      const nb::object text = nb::steal(PyUnicode_DecodeUTF8(
+          sentence.data(), static_cast<Py_ssize_t>(sentence.size()), "backslashreplace"));
+      PyErr_SetObject(type.ptr(), text.ptr());
     }
   });
   ouzel::python::bind_context(module);

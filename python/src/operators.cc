@@ -75,8 +75,12 @@ std::string text_of(AttributeKind kind, nb::handle value) {
     return nb::cast<std::string>(nb::str(index));
   };
   switch (kind) {
-    case AttributeKind::kText:
-      return nb::cast<std::string>(nb::str(value));
+    case AttributeKind::kText: {
+      const nb::str text(value);
+      const char* utf8 = PyUnicode_AsUTF8(text.ptr());  // null: it has surrogates
+      if (utf8 == nullptr) throw nb::python_error();
+      return utf8;
+    }
     case AttributeKind::kFlag:
       return nb::cast<std::string>(nb::str(value).attr("lower")());  // True of Python and of NumPy
     case AttributeKind::kInteger:
@@ -136,11 +140,34 @@ Attributes attributes_of(const OperatorInfo& info, const nb::tuple& values) {
     try {
       map.emplace(attribute.name, text_of(attribute.kind, value));
     } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_Exception)) throw;  // an interrupt
       nb::raise_from(error, PyExc_TypeError, "%s: %s was not given a value of type %s",
                      info.name.c_str(), attribute.name.c_str(), name_of(attribute.kind));
     }
   }
   return {info, map};
+}
+
+std::string type_of(nb::handle value) {
+  return nb::cast<std::string>(nb::str(value.type().attr("__name__")));
+}
+
+// A flag that is no attribute, of the values that attributes take.
+bool flag_of(const std::string& op, const char* name, nb::handle value) {
+  const std::string text = text_of(AttributeKind::kFlag, value);
+  if (text == "true" || text == "1") return true;
+  if (text == "false" || text == "0") return false;
+  throw nb::type_error(
+      fmt::format("{}: {} is of type {}, not bool", op, name, type_of(value)).c_str());
+}
+
+PyContext& context_of(const std::string& op, nb::handle given) {
+  PyContext* context = nullptr;
+  if (!given.is_none() && !nb::try_cast(given, context)) {
+    throw nb::type_error(
+        fmt::format("{}: context is of type {}, not ouzel.Context", op, type_of(given)).c_str());
+  }
+  return context_or_default(context);
 }
 
 // What a forward call saves for its backward call.
@@ -219,11 +246,13 @@ class Call {
 // The outputs by name: the first, the final state (None if not asked for) and what else the
 // attributes call for.
 nb::dict outputs(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
-                 bool output_final_state, PyContext* context, Saved* saved) {
+                 nb::handle output_final_state, nb::handle context, Saved* saved) {
+  const std::string& name = operators()[index].name;
+  const bool states = flag_of(name, "output_final_state", output_final_state);
+  PyContext& with = context_of(name, context);
   Call call(index, arrays, attributes, /*backward=*/false);
   call.share(saved);
-  call.run(context_or_default(context),
-           [&](const ResultInfo& result) { return output_final_state || !result.is_state; });
+  call.run(with, [&](const ResultInfo& result) { return states || !result.is_state; });
   nb::dict named;
   bool first_state = true;
   for (const TensorInfo& output : call.info().outputs) {
@@ -239,7 +268,7 @@ nb::dict outputs(std::size_t index, const nb::tuple& arrays, const nb::tuple& at
 
 // The outputs in order: the first alone if there is no other, else a tuple.
 nb::object forward(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
-                   bool output_final_state, PyContext* context) {
+                   nb::handle output_final_state, nb::handle context) {
   const nb::list results =
       outputs(index, arrays, attributes, output_final_state, context, nullptr).values();
   return results.size() == 1 ? nb::object(results[0]) : nb::object(nb::tuple(results));
@@ -247,9 +276,10 @@ nb::object forward(std::size_t index, const nb::tuple& arrays, const nb::tuple& 
 
 // The first output; the states that were given are updated.
 nb::object step(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
-                PyContext* context) {
+                nb::handle context) {
+  PyContext& with = context_of(operators()[index].name, context);
   Call call(index, arrays, attributes, /*backward=*/false);
-  call.step(context_or_default(context));
+  call.step(with);
   return call.take(call.results().front().name);
 }
 
@@ -296,7 +326,8 @@ nb::list infer(std::size_t index, const nb::tuple& tensors, const nb::tuple& att
 // The gradients of all inputs that were given, by name; with `wanted`, a bool for each input, of
 // those only.
 nb::dict vjp(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
-             PyContext* context, const std::optional<std::vector<bool>>& wanted, Saved* saved) {
+             nb::handle context, const std::optional<std::vector<bool>>& wanted, Saved* saved) {
+  PyContext& with = context_of(operators()[index].name, context);
   Call call(index, arrays, attributes, /*backward=*/true);
   call.share(saved);
   const std::vector<TensorInfo>& inputs = call.info().inputs;
@@ -305,7 +336,7 @@ nb::dict vjp(std::size_t index, const nb::tuple& arrays, const nb::tuple& attrib
     const auto input = std::ranges::find(inputs, result.name, &TensorInfo::gradient);
     return wanted->at(static_cast<std::size_t>(input - inputs.begin())) != 0;
   };
-  call.run(context_or_default(context), is_wanted);
+  call.run(with, is_wanted);
   nb::dict gradients;
   for (const ResultInfo& result : call.results()) {
     if (is_wanted(result)) gradients[result.name.c_str()] = call.take(result.name);
@@ -373,10 +404,11 @@ nb::dict explain_law(const std::string& law, std::int64_t tokens, std::int64_t k
 void bind_operators(nb::module_& module) {
   module.def("table", table);
   nb::class_<Saved>(module, "Saved").def(nb::init<>());
-  module.def("outputs", outputs, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
-             nb::arg("saved") = nb::none());
+  module.def("outputs", outputs, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
+             nb::arg().none(), nb::arg("saved") = nb::none());
   module.def("infer", infer);
-  module.def("forward", forward, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("forward", forward, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
+             nb::arg().none());
   module.def("step", step, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("vjp", vjp, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
              nb::arg("wanted") = nb::none(), nb::arg("saved") = nb::none());

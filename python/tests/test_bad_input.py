@@ -240,6 +240,43 @@ def test_what_paths_and_configurations_raise_themselves_comes_out(tmp_path):
         ouzel.Model.load(tmp_path / ("x" * 5000))
 
 
+def test_an_interrupt_in_an_argument_is_no_error_of_it():
+    def interrupted():
+        yield 0
+        raise KeyboardInterrupt
+
+    x = np.ones((1, 5, 2, 4), np.float32)
+    with pytest.raises(KeyboardInterrupt):
+        ouzel.retention(x, x, x, cu_seqlens=interrupted())
+
+
+def test_texts_that_are_no_utf8(tmp_path):
+    x = np.ones((1, 5, 2, 4), np.float32)
+    with pytest.raises(TypeError, match="retention: form was not given a value of type str"):
+        ouzel.retention(x, x, x, form="\udcff")
+    with pytest.raises(ouzel.Error, match=r"\\xff"):
+        ouzel.Model.load(bytes(tmp_path) + b"/\xff\xfe")
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 1])
+def test_flags_of_calls(value):
+    x = np.ones((1, 5, 2, 4), np.float32)
+    assert ouzel.retention(x, x, x, output_final_state=value)[1] is not None
+
+
+def test_flags_and_contexts_of_another_type():
+    x = np.ones((1, 5, 2, 4), np.float32)
+    for wrong in ("yes", x, None, 2):
+        with pytest.raises(TypeError, match="retention: output_final_state is of type"):
+            ouzel.retention(x, x, x, output_final_state=wrong)
+    for call in (ouzel.retention, ouzel.retention.vjp, ouzel.retention.step):
+        state = {"initial_state": np.zeros((1, 2, 4, 4), np.float32)} if call is ouzel.retention.step else {}
+        upstream = {"do": x} if call is ouzel.retention.vjp else {}
+        one = [x[:, :1].copy()] * 3 if state else [x] * 3
+        with pytest.raises(TypeError, match="retention: context is of type int, not ouzel.Context"):
+            call(*one, **state, **upstream, context=2)
+
+
 # Of an operator with states, those that all its calls may have.
 def states_of(law):
     return [t for t in law.inputs if t.shape.startswith("N ") and "normalize" not in t.when]

@@ -164,6 +164,11 @@ void remove_temporaries(const std::string& path) {
   }
 }
 
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return fs::status(path, error).type() != fs::file_type::not_found;
+}
+
 void make_folder(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);

@@ -46,6 +46,9 @@ void write_file(const std::string& path, std::string_view content);  // atomic
 // nobody writes to it now (FolderLock).
 void remove_temporaries(const std::string& path);
 
+// What may not be looked at (no permission, links in a circle) counts as there: opening it says so.
+bool is_there(const std::string& path);
+
 // Makes a folder and its parents. Throws Error(kIo).
 void make_folder(const std::string& path);
 

@@ -19,12 +19,6 @@ constexpr const char* kConfig = "config.json";
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// What may not be looked at (no permission) counts as there: opening it says so.
-bool is_there(const std::string& path) {
-  std::error_code error;
-  return std::filesystem::status(path, error).type() != std::filesystem::file_type::not_found;
-}
-
 [[noreturn]] void not_there(const std::string& folder, const std::string& why) {
   throw Error(ErrorKind::kIo, fmt::format("{}: {}", folder, why));
 }
@@ -44,7 +38,7 @@ void check_weights(const std::string& folder) {
 std::vector<SafetensorsReader> open_files(const std::string& folder) {
   std::vector<SafetensorsReader> files;
   const std::string index = folder + "/" + kIndex, single = folder + "/" + kWeights;
-  if (std::filesystem::exists(single) || !std::filesystem::exists(index)) {
+  if (is_there(single) || !is_there(index)) {
     files.emplace_back(single);
     return files;
   }
@@ -59,6 +53,7 @@ std::vector<SafetensorsReader> open_files(const std::string& folder) {
     if (!name.is_string()) fail("'weight_map' should map names of tensors to names of files");
     names.insert(name.get<std::string>());
   }
+  if (names.empty()) fail("'weight_map' names no files");
   for (const std::string& name : names) {
     if (name.empty() || name.find('/') != std::string::npos || name.front() == '.') {
       fail(fmt::format("'{}' is not the name of a file beside it", name));
@@ -115,7 +110,12 @@ std::unique_ptr<Network> load_network(const std::string& folder) {
   const std::vector<SafetensorsReader> files = open_files(folder);
   std::map<std::string, Source> sources;
   std::string faults;
-  const auto fault = [&](const std::string& text) { faults += "\n  " + text; };
+  std::size_t fault_count = 0;
+  // A model of another size would fill a terminal.
+  constexpr std::size_t kMostNamed = 100;
+  const auto fault = [&](const std::string& text) {
+    if (fault_count++ < kMostNamed) faults += "\n  " + text;
+  };
   for (const SafetensorsReader& file : files) {
     for (const NamedTensor& tensor : file.tensors()) {
       if (!sources.emplace(tensor.name, Source{&file, &tensor}).second) {
@@ -144,6 +144,7 @@ std::unique_ptr<Network> load_network(const std::string& folder) {
   for (const auto& [name, source] : sources) {
     fault(fmt::format("{} {} is not used by this model", name, shape_string(source.tensor->shape)));
   }
+  if (fault_count > kMostNamed) faults += fmt::format("\n  and {} more", fault_count - kMostNamed);
   if (!faults.empty()) {
     throw Error(ErrorKind::kBadFile, fmt::format("{}: the tensors do not fit {}:{}",
                                                  files.front().path(), config, faults));

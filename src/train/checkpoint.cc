@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "src/formats/files.h"
 #include "src/formats/safetensors.h"
 #include "src/models/checkpoint.h"
 
@@ -117,7 +118,7 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
 void refuse_used(const TrainOptions& options, const std::string& resume,
                  const std::string& overwrite) {
   const std::string checkpoint = options.out + "/" + kCheckpoint;
-  if (options.overwrite || (options.resume && std::filesystem::exists(checkpoint))) return;
+  if (options.overwrite || (options.resume && is_there(checkpoint))) return;
   std::int64_t iteration = 0, iterations = 0;
   try {
     const SafetensorsReader file(checkpoint);

@@ -65,7 +65,7 @@ TrainResult train(Context& context, const TrainOptions& options,
   for (const char* name : {"training.safetensors", "model.safetensors", "config.json"}) {
     remove_temporaries(options.out + "/" + name);
   }
-  if (options.resume && std::filesystem::exists(checkpoint)) {
+  if (options.resume && is_there(checkpoint)) {
     trainer.load(checkpoint);
     // The run may have been killed between its last checkpoint and the model of it.
     trainer.save_model(options.out);
