@@ -587,6 +587,9 @@ class Train(ModelTest):
         process = run("train", "--data", self.text, *shape, "--iterations", 1, "--out",
                       self.folder / "one")
         self.assertIn("hardly words: give it more --iterations", process.stderr.decode())
+        process = run("train", "--data", self.text, *shape, "--lr", 50, "--iterations", 15, "--out",
+                      self.folder / "steep")
+        self.assertIn("a lower --lr would do better", process.stderr.decode())
 
     def test_a_dry_run_plans(self):
         shape = ["--layers", 3, "--dim", 96, "--context", 128, "--batch", 8]

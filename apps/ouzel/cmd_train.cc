@@ -1,6 +1,5 @@
 // `ouzel train`: trains a language model on the bytes of a file.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -123,22 +122,23 @@ std::string described(const TrainProgress& p) {
 std::string advised(const TrainResult& result) {
   // A byte of English costs 2.4 nats where only the byte before it is known.
   constexpr double kWords = 2;
+  // Beyond what weights that have not been trained make of 256 bytes that are all as likely.
+  constexpr double kNothing = 6;
   // A validation loss may be so much above the best by chance.
   constexpr double kChance = 1.02;
   const double validation = result.validation_loss, best = result.best_validation_loss;
+  if (result.loss > kNothing) {
+    return fmt::format(
+        "above {} nats a byte the model knows less than nothing of a byte, which costs 5.55: its "
+        "steps were too long; a lower --lr would do better",
+        kNothing);
+  }
   if (validation >= 0 && validation > kChance * best) {
     return fmt::format(
         "the validation loss was {:.4f} before it rose to {:.4f}: the model has begun to learn its "
         "data by heart; more data, fewer --iterations or a smaller model would do better (the "
         "weights that are kept are the last, not those of the lowest loss)",
         best, validation);
-  }
-  // What it costs to know nothing of a byte.
-  if (const double nothing = std::log(256.0); result.loss > nothing) {
-    return fmt::format(
-        "above {:.2f} nats a byte the model knows less than nothing: the steps were too long; a "
-        "lower --lr would do better",
-        nothing);
   }
   if (result.loss > kWords) {
     return fmt::format(
