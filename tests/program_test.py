@@ -229,6 +229,8 @@ class Info(ProgramTest):
         self.put("model.safetensors.index.json",
                  b'{"weight_map": {"a": "../outside.safetensors"}}')
         self.assert_fails(run("info", self.folder), 1, "no file of this folder")
+        self.put("model.safetensors.index.json", b'{"weight_map": {}}')
+        self.assert_fails(run("info", self.folder), 1, "names no files")
         self.put("model.safetensors", safetensors({"a": ("F32", [2], floats(1, 2))}))
         process = run("info", self.folder)
         self.assertIn("retnet, 1 tensor, 2 parameters", process.stdout)

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -33,8 +32,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kConfig = "config.json";
-constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr std::uint64_t kMaxConfig = UINT64_C(1) << 26;
 
 struct Options {
@@ -225,31 +222,6 @@ void show_file(const std::string& path, const CommonOptions& common) {
   }
   if (!reader.tensors().empty()) write_out("tensors\n");
   write_tensors(reader.tensors());
-}
-
-// The weight files of a model's folder: one, or those that the index names.
-std::vector<std::string> weight_files(const fs::path& folder) {
-  if (is_there((folder / kWeights).string())) return {(folder / kWeights).string()};
-  const std::string index = (folder / kIndex).string();
-  if (!is_there(index)) {
-    throw Error(ErrorKind::kBadFile, fmt::format("{} holds no model: neither {} nor {} is there",
-                                                 folder.string(), kWeights, kIndex));
-  }
-  const Json json = parse_json(read_file(index, kMaxConfig), index);
-  const auto map = json.is_object() ? json.find("weight_map") : json.end();
-  if (map == json.end() || !map->is_object()) {
-    throw Error(ErrorKind::kBadFile, fmt::format("{}: there is no object 'weight_map'", index));
-  }
-  std::set<std::string> names;
-  for (const auto& [tensor, file] : map->items()) {
-    const fs::path name = file.is_string() ? file.get<std::string>() : "";
-    if (name.empty() || name != name.filename()) {
-      throw Error(ErrorKind::kBadFile, fmt::format("{}: tensor '{}' names no file of this folder",
-                                                   index, printable(tensor)));
-    }
-    names.insert((folder / name).string());
-  }
-  return {names.begin(), names.end()};
 }
 
 void show_model(const std::string& path, const CommonOptions& common) {

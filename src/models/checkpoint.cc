@@ -8,6 +8,7 @@
 
 #include "ouzel/error.h"
 #include "src/base/dense_tensor.h"
+#include "src/base/text.h"
 #include "src/formats/files.h"
 #include "src/formats/json.h"
 
@@ -32,35 +33,6 @@ void check_weights(const std::string& folder) {
                                    "safetensors"
                                  : "model.safetensors is missing; were all files copied or "
                                    "downloaded, and the model saved to its end?"));
-}
-
-// The files that hold a model's tensors: one, or those that an index names.
-std::vector<SafetensorsReader> open_files(const std::string& folder) {
-  std::vector<SafetensorsReader> files;
-  const std::string index = folder + "/" + kIndex, single = folder + "/" + kWeights;
-  if (is_there(single) || !is_there(index)) {
-    files.emplace_back(single);
-    return files;
-  }
-  const Json json = parse_json(read_file(index, kMostJson), index);
-  const auto fail = [&](const std::string& why) {
-    throw Error(ErrorKind::kBadFile, fmt::format("{}: {}", index, why));
-  };
-  const auto map = json.is_object() ? json.find("weight_map") : json.end();
-  if (map == json.end() || !map->is_object()) fail("'weight_map' is missing");
-  std::set<std::string> names;
-  for (const Json& name : *map) {
-    if (!name.is_string()) fail("'weight_map' should map names of tensors to names of files");
-    names.insert(name.get<std::string>());
-  }
-  if (names.empty()) fail("'weight_map' names no files");
-  for (const std::string& name : names) {
-    if (name.empty() || name.find('/') != std::string::npos || name.front() == '.') {
-      fail(fmt::format("'{}' is not the name of a file beside it", name));
-    }
-    files.emplace_back(folder + "/" + name);
-  }
-  return files;
 }
 
 struct Source {
@@ -100,14 +72,37 @@ void check_holds_config(const std::string& folder) {
                   "the folder that holds them");
 }
 
+std::vector<std::string> weight_files(const std::string& folder) {
+  check_weights(folder);
+  const std::string index = folder + "/" + kIndex, single = folder + "/" + kWeights;
+  if (is_there(single)) return {single};
+  const Json json = parse_json(read_file(index, kMostJson), index);
+  const auto fail = [&](const std::string& why) {
+    throw Error(ErrorKind::kBadFile, fmt::format("{}: {}", index, why));
+  };
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  if (map == json.end() || !map->is_object()) fail("'weight_map' is missing");
+  std::set<std::string> files;
+  for (const Json& file : *map) {
+    if (!file.is_string()) fail("'weight_map' should map names of tensors to names of files");
+    const auto& name = file.get_ref<const std::string&>();
+    if (name.empty() || name.find('/') != std::string::npos || name.front() == '.') {
+      fail(fmt::format("'{}' is the name of no file of this folder", printable(name)));
+    }
+    files.insert(folder + "/" + name);
+  }
+  if (files.empty()) fail("'weight_map' names no files");
+  return {files.begin(), files.end()};
+}
+
 std::unique_ptr<Network> load_network(const std::string& folder) {
   check_holds_config(folder);
   const std::string config = folder + "/" + kConfig;
   auto network =
       std::make_unique<Network>(ModelConfig::from_json(read_file(config, kMostJson), config));
 
-  check_weights(folder);
-  const std::vector<SafetensorsReader> files = open_files(folder);
+  std::vector<SafetensorsReader> files;
+  for (const std::string& file : weight_files(folder)) files.emplace_back(file);
   std::map<std::string, Source> sources;
   std::string faults;
   std::size_t fault_count = 0;

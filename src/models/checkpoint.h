@@ -15,6 +15,9 @@ bool holds_model(const std::string& folder);
 // Throws Error(kIo) that says what is missing and what to do, if a folder has no config.json or is
 // none.
 void check_holds_config(const std::string& folder);
+// The files that hold a model's tensors: one, or those that an index names. Throws Error(kIo) if
+// there are none, Error(kBadFile) for an index that names no files of the folder.
+std::vector<std::string> weight_files(const std::string& folder);
 // See Model::load; the weights are not packed yet.
 std::unique_ptr<Network> load_network(const std::string& folder);
 // See Model::save.
