@@ -383,6 +383,46 @@ TEST_F(Formats, AtomicFileFollowsLinksAndWritesDevicesDirectly) {
   expect_error(ErrorKind::kIo, "No such file", [&] { write_file(path("no/where"), "x"); });
 }
 
+TEST_F(Formats, AtomicFileFollowsLinksToWhatIsNotThere) {
+  fs::create_directory(path("far"));
+  fs::create_symlink("far/b", path("a"));  // from the folder of the link
+  fs::create_symlink(path("far/c"), path("far/b"));
+  EXPECT_EQ(target_of(path("a")), path("far/c"));
+  EXPECT_EQ(target_of(path("plain")), path("plain"));
+  for (const char* content : {"new", "newer"}) {
+    write_file(path("a"), content);
+    EXPECT_TRUE(fs::is_symlink(path("a")) && fs::is_symlink(path("far/b")));
+    EXPECT_EQ(read_file(path("far/c")), content);
+  }
+  // Temporaries lie where the file does.
+  put("", "far/c.1-0.tmp");
+  remove_temporaries(path("a"));
+  EXPECT_FALSE(fs::exists(path("far/c.1-0.tmp")));
+  fs::remove(path("far/c"));
+  fs::create_symlink("none/d", path("astray"));
+  expect_error(ErrorKind::kIo, "No such file", [&] { AtomicFile file(path("astray")); });
+  fs::create_symlink("round", path("circle"));
+  fs::create_symlink("circle", path("round"));
+  expect_error(ErrorKind::kIo, path("circle"), [&] { AtomicFile file(path("circle")); });
+  EXPECT_TRUE(fs::is_symlink(path("astray")) && fs::is_symlink(path("circle")));
+}
+
+// Circles and what may not be looked at are there: whoever opens them says what is wrong.
+TEST_F(Formats, IsThere) {
+  EXPECT_FALSE(is_there(path("none")));
+  put("", "file");
+  fs::create_symlink("file", path("link"));
+  fs::create_symlink("none", path("dangling"));
+  fs::create_symlink("round", path("circle"));
+  fs::create_symlink("circle", path("round"));
+  EXPECT_TRUE(is_there(path("file")));
+  EXPECT_TRUE(is_there(path("link")));
+  EXPECT_TRUE(is_there(path("circle")));
+  EXPECT_TRUE(is_there(folder_.path()));
+  EXPECT_FALSE(is_there(path("dangling")));
+  EXPECT_FALSE(is_there(path("file/below")));
+}
+
 TEST_F(Formats, AFullDiskLeavesWhatWasThere) {
   expect_error(ErrorKind::kIo, "No space left", [] { write_file("/dev/full", "x"); });
 

@@ -19,6 +19,7 @@
 #include "ouzel/error.h"
 #include "ouzel/generate.h"
 #include "ouzel/model.h"
+#include "src/formats/files.h"
 
 namespace ouzel::app {
 namespace {
@@ -188,7 +189,8 @@ int run(const Options& options) {
   std::vector<std::string> read = files_of_model(options.model);
   if (options.file) read.push_back(*options.file);
   refuse_to_overwrite("--state-out", options.state_out, read);
-  const std::filesystem::path folder = std::filesystem::path(options.state_out).parent_path();
+  const std::filesystem::path folder =
+      std::filesystem::path(target_of(options.state_out)).parent_path();
   std::error_code error;
   if (!folder.empty() && !std::filesystem::is_directory(folder, error)) {
     throw Error(ErrorKind::kIo, fmt::format("cannot save {}: there is no folder {}",

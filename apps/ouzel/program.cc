@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "ouzel/error.h"
+#include "src/formats/files.h"
 
 namespace ouzel::app {
 
@@ -143,9 +144,11 @@ std::uint64_t peak_memory() {
 bool is_same_file(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty()) return false;
   std::error_code error;  // of a file that is not there
-  const fs::path one = fs::weakly_canonical(fs::absolute(a, error), error);
-  const bool same = fs::equivalent(a, b, error) ||
-                    (!one.empty() && one == fs::weakly_canonical(fs::absolute(b, error), error));
+  const auto whole = [&](const std::string& path) {
+    return fs::weakly_canonical(fs::absolute(target_of(path), error), error);
+  };
+  const fs::path one = whole(a);
+  const bool same = fs::equivalent(a, b, error) || (!one.empty() && one == whole(b));
   return same && (!fs::exists(a, error) || fs::is_regular_file(a, error));
 }
 

@@ -88,8 +88,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
     if (fd_ < 0) fail("write", path, errno);
     return;
   }
-  std::error_code error;
-  if (fs::path target = fs::canonical(path, error); !error) path_ = target.string();
+  path_ = target_of(path);
   static std::atomic<unsigned> serial{0};
   do {
     temporary_ = fmt::format("{}.{}-{}.tmp", path_, ::getpid(), serial.fetch_add(1));
@@ -142,8 +141,21 @@ void write_file(const std::string& path, std::string_view content) {
   file.commit();
 }
 
+std::string target_of(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as Linux follows
+  std::error_code error;
+  fs::path target = path;
+  for (int link = 0; fs::is_symlink(fs::symlink_status(target, error)); ++link) {
+    if (link == kMostLinks) fail("follow", path, ELOOP);
+    fs::path next = fs::read_symlink(target, error);
+    if (error) fail("follow", path, error.value());
+    target = next.is_absolute() ? next : target.parent_path() / next;
+  }
+  return target.string();
+}
+
 void remove_temporaries(const std::string& path) {
-  const fs::path target(path), parent = target.parent_path();
+  const fs::path target(target_of(path)), parent = target.parent_path();
   const std::string prefix = target.filename().string() + ".";
   constexpr std::string_view kSuffix = ".tmp";
   std::error_code error;

@@ -14,9 +14,9 @@ std::string read_file(const std::string& path, std::uint64_t limit = UINT64_C(1)
 
 // A file that appears under its name only when `commit` is called: write to a temporary beside it,
 // fsync, rename, fsync the folder. Without commit (an exception, a full disk) the temporary is
-// removed and what was there before stays. A link is followed, permissions of a file that is
-// replaced are kept. A device or pipe (/dev/null, /dev/stdout) is written to directly. Failures
-// throw Error(kIo).
+// removed and what was there before stays. A link is followed, also one to what is not there yet;
+// permissions of a file that is replaced are kept. A device or pipe (/dev/null, /dev/stdout) is
+// written to directly. Failures throw Error(kIo).
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -41,6 +41,10 @@ class AtomicFile {
 };
 
 void write_file(const std::string& path, std::string_view content);  // atomic
+
+// `path`, or what it links to in the end, which need not be there. Throws Error(kIo) for links in a
+// circle.
+std::string target_of(const std::string& path);
 
 // Removes the temporaries that writers of `path` left when they were killed. The caller knows that
 // nobody writes to it now (FolderLock).
