@@ -440,6 +440,53 @@ class Overwriting(ModelTest):
         self.assert_fails(run("eval", "-m", model, "--data", text, "--losses-out", "both",
                               "--logits-out", "./both", cwd=self.folder), 2, "two names")
 
+    def test_a_configuration_in_out_stays_as_it_is_written(self):
+        out, model = self.folder / "out", ["train", "--data", self.text, *RUN, "--iterations", 1]
+        out.mkdir()
+        config = out / "config.json"
+        config.write_text(json.dumps({"model_type": "retnet", "vocab_size": 256, "num_heads": 2,
+                                      "hidden_size": 32, "num_hidden_layers": 1}))
+        mine = config.read_bytes()
+        os.symlink(config, self.folder / "link")
+        for name in (config, out / ".." / "out" / "config.json", self.folder / "link"):
+            self.assert_fails(run(*model, "--config", name, "--out", out), 2, f"would overwrite {name}",
+                              "move the file")
+        self.assertEqual((config.read_bytes(), os.listdir(out)), (mine, ["config.json"]))
+        config.rename(self.folder / "mine.json")
+        check(*model, "--config", self.folder / "mine.json", "--out", out)
+        written = config.read_bytes()
+        # What a run has left there may be trained from again, as it is.
+        again = [*model, "--config", config, "--out", out, "--overwrite"]
+        check(*again)
+        self.assert_fails(run(*again, "--layers", 2), 2, "would overwrite")
+        self.assertEqual(config.read_bytes(), written)
+        self.assertEqual((self.folder / "mine.json").read_bytes(), mine)
+
+    def test_links_to_what_is_not_there_are_followed(self):
+        link, other = self.folder / "link", self.folder / "other"
+        (self.folder / "far").mkdir()
+        os.symlink("far/state", link)
+        os.symlink("far/state", other)
+        generate = ["generate", "-m", self.model, "-q", "-p", "in", "-n", 0, "--state-out"]
+        both = ["eval", "-m", self.model, "-q", "--data", self.text, "--losses-out", link,
+                "--logits-out"]
+        self.assert_fails(run(*both, other), 2, "two names")
+        self.assert_fails(run(*both, self.folder / "far" / "state"), 2, "two names")
+        check(*generate, link)
+        self.assertTrue(link.is_symlink())
+        check("generate", "-m", self.model, "-q", "--state-in", self.folder / "far" / "state", "-n", 1)
+        other.unlink()
+        os.symlink("none/state", other)
+        self.assert_fails(run(*generate, other), 1, "no folder", "none")
+        os.symlink("round", self.folder / "round")
+        self.assert_fails(run(*generate, self.folder / "round"), 1, "round", "levels of symbolic links")
+
+    def test_a_folder_is_no_file_to_write(self):
+        for flag, call in (("--state-out", ["generate", "-m", self.model, "-p", "a", "-n", 1]),
+                           ("--losses-out", ["eval", "-m", self.model, "--data", self.text]),
+                           ("--logits-out", ["eval", "-m", self.model, "--data", self.text])):
+            self.assert_fails(run(*call, flag, self.folder), 1, self.folder)
+
     def test_an_empty_name_is_no_file(self):
         for call in (["generate", "-m", self.model, "-p", "a", "--state-in", ""],
                      ["generate", "-m", self.model, "-p", "a", "--state-out", ""],
@@ -518,6 +565,23 @@ class Train(ModelTest):
         # Nor can a finished run be lengthened.
         longer = self.train(out, "--iterations", 1000, "--resume")
         self.assert_fails(run(*longer), 1, "iterations", 1000, "learning rates", "another folder")
+
+    def test_a_run_killed_before_its_first_checkpoint(self):
+        out, options = self.folder / "out", ["--iterations", 30, "-q"]
+        check(*self.train(out, "--iterations", 1, "-q"))
+        model = (out / "model.safetensors").read_bytes()
+        call = self.train(out, "--iterations", 10**9, "--checkpoint-every", 10**9, "-q")
+        with subprocess.Popen(arguments([*call, "--overwrite"])) as process:
+            while (out / "training.safetensors").exists():
+                time.sleep(0.01)
+            process.kill()
+        self.assertEqual((out / "model.safetensors").read_bytes(), model)
+        said = run(*self.train(out, *options, "--resume"))
+        self.assert_fails(said, 1, "no checkpoint to go on from", "start it again (--overwrite without "
+                          "--resume)")
+        check(*self.train(out, *options, "--overwrite"))
+        check(*self.train(self.folder / "whole", *options))
+        self.assertEqual(self.results(out), self.results(self.folder / "whole"))
 
     def test_threads_recomputation_and_checkpoints_do_not_matter(self):
         options = ["--iterations", 12, "-q"]

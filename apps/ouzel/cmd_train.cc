@@ -54,6 +54,20 @@ ModelConfig model_config(const Options& options) {
   return config;
 }
 
+// The configuration in --out is written anew, in the library's words: one that is read from there
+// must be in them already, as what another run has left.
+void refuse_to_change_config(const Options& options) {
+  const std::string written = options.train.out + "/config.json";
+  if (!options.config || options.train.out.empty() || !is_same_file(*options.config, written) ||
+      read_file(*options.config, kMaxConfig) == options.train.model.to_json()) {
+    return;
+  }
+  throw UsageError(
+      fmt::format("--out {} would overwrite {}, which --config reads: write to another folder, or "
+                  "move the file out of this one",
+                  options.train.out, *options.config));
+}
+
 std::string quoted(const std::string& word) {
   constexpr std::string_view kPlain =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./=,:@%+-";
@@ -203,9 +217,9 @@ int run(Options options) {
   }
   for (const char* name :
        {"config.json", "model.safetensors", "training.safetensors", "metrics.jsonl"}) {
-    // A configuration may be that of --out: it is read whole before, and written as it was.
     refuse_to_overwrite("--out", train.out + "/" + name, {train.data});
   }
+  refuse_to_change_config(options);
   Context context = options.common.context();
   TrainPlan plan;
   as_usage([&] { plan = plan_training(context, train); });

@@ -134,12 +134,18 @@ void refuse_used(const TrainOptions& options, const std::string& resume,
                             "folder",
                             options.out, iteration, iterations, resume, overwrite));
   }
-  if (holds_model(options.out)) {
-    throw Error(ErrorKind::kInvalidArgument,
-                fmt::format("{} holds a trained model{}: choose another folder, or replace it ({})",
-                            options.out, options.resume ? " and no checkpoint to go on from" : "",
-                            overwrite));
+  if (!holds_model(options.out)) return;
+  if (options.resume) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        fmt::format("{} holds a trained model and no checkpoint to go on from. If a run that "
+                    "replaces the model was stopped before its first checkpoint, start it "
+                    "again ({} without {}); else choose another folder",
+                    options.out, overwrite, resume));
   }
+  throw Error(ErrorKind::kInvalidArgument,
+              fmt::format("{} holds a trained model: choose another folder, or replace it ({})",
+                          options.out, overwrite));
 }
 
 }  // namespace ouzel
