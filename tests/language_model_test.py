@@ -690,6 +690,9 @@ class Train(ModelTest):
         process = run("train", "--data", self.text, "--config", config, "--out", self.folder / "out")
         self.assert_fails(process, 1, "config.json", "'norm_esp'; did you mean 'norm_eps'?")
         self.assertEqual(process.stderr.count(b"\n"), 1, process.stderr)
+        config.write_text(json.dumps({**told, "attention": {}, "attn": {**told["attn"], "window": 8}}))
+        process = run("train", "--data", self.text, "--config", config, "--out", self.folder / "out")
+        self.assert_fails(process, 1, "no key 'attention'", "no key 'attn.window'")
         config.write_text('{"model_type": "mamba"}')
         self.assert_fails(run("train", "--data", self.text, "--config", config, "--out",
                               self.folder / "out"), 1, "config.json", "mamba")

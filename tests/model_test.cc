@@ -1,10 +1,13 @@
 // Models: prefill against steps and splits, batches, packed sequences, checkpoints in other
 // people's types, errors that name every wrong tensor, shared models.
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ouzel/error.h"
@@ -285,6 +288,29 @@ TEST(Model, NamesEveryWrongTensor) {
                    "model.layers.2.attn_norm.weight [2] is not used"});
 }
 
+// A model of another size has thousands of them.
+TEST(Model, NamesAHundredWrongTensors) {
+  Context context({.threads = 1});
+  const Model model(context, model_cases()[0].config, 5);
+  const TempFolder folder;
+  model.save(folder.path());
+  std::vector<TensorToWrite> tensors;
+  for (const Parameter& p : model.parameters()) tensors.push_back({p.name, p.tensor});
+  const float extra[] = {1};
+  for (const int count : {100, 101, 250}) {
+    while (std::ssize(tensors) < std::ssize(model.parameters()) + count) {
+      tensors.push_back(
+          {fmt::format("extra.{}", tensors.size()), View<const float, 1>(extra, {1})});
+    }
+    write_safetensors(folder / "model.safetensors", tensors, {});
+    const std::string sentence =
+        message_of([&] { Model::load(context, folder.path()); }, ErrorKind::kBadFile);
+    EXPECT_EQ(std::ranges::count(sentence, '\n'), 100 + (count > 100)) << sentence;
+    const bool more = sentence.find(fmt::format("and {} more", count - 100)) != std::string::npos;
+    EXPECT_EQ(more, count > 100) << sentence;
+  }
+}
+
 TEST(Model, RefusesFeatureMapsThatStatesCannotHold) {
   for (FeatureMapKind kind : {FeatureMapKind::kExp, FeatureMapKind::kFavorPositive}) {
     ModelConfig config = ModelConfig::defaults("linear_attn");
@@ -303,6 +329,8 @@ TEST(Model, RefusesConfigurations) {
   };
   refused("[1]", {"config.json"});
   refused(R"({"model_type": "llama"})", {"config.json", "llama"});
+  refused(R"({"hidden_size": 9})", {"'model_type' is missing; it is one of transformer, linear"});
+  refused(R"({"model_typ": "retnet"})", {"'model_type' is missing (is 'model_typ' meant?); it is"});
   refused(R"({"model_type": "retnet"})", {"num_heads", "missing"});
   const auto with = [](const std::string& more) {
     return R"({"model_type": "linear_attn", "vocab_size": 9, "hidden_size": 12,
@@ -335,11 +363,23 @@ TEST(Model, NamesKeysThatLookMisspelt) {
         .warnings;
   };
   using Sentences = std::vector<std::string>;
-  EXPECT_EQ(warnings("transformer", R"(, "num_kv_head": 1, "windowsize": 3)"),
-            (Sentences{"config.json: there is no key 'num_kv_head'; did you mean 'num_kv_heads'?",
-                       "config.json: there is no key 'windowsize'; did you mean 'window_size'?"}));
+  EXPECT_EQ(
+      warnings("transformer", R"(, "num_kv_head": 1, "windowsize": 3)"),
+      (Sentences{"config.json: there is no key 'num_kv_head'; did you mean 'num_kv_heads'? It "
+                 "is ignored",
+                 "config.json: there is no key 'windowsize'; did you mean 'window_size'? It is "
+                 "ignored"}));
+  // Beside num_heads it is another's, and no misspelling of a key that is further away.
+  EXPECT_EQ(warnings("transformer", R"(, "num_head": 1)"), Sentences{});
   EXPECT_EQ(warnings("retnet", R"(, "attn": {"layers": [1], "num_heads": 2, "window_sise": 4})"),
-            Sentences{"config.json: there is no key 'window_sise'; did you mean 'window_size'?"});
+            Sentences{"config.json: there is no key 'attn.window_sise'; did you mean "
+                      "'attn.window_size'? It is ignored"});
+  // The list ends.
+  std::string many;
+  for (int i = 0; i < 150; ++i) many += fmt::format(", \"norm_e{:02x}\": 1", i);
+  const Sentences first = warnings("retnet", many);
+  ASSERT_EQ(first.size(), 101u);
+  EXPECT_EQ(first.back(), "config.json: and so on with 50 more keys");
   // A required key is missed for itself.
   expect_contains(message_of(
                       [] {
@@ -429,6 +469,41 @@ TEST(Model, NamesKeysThatLookMisspelt) {
   for (const char* type : {"transformer", "linear_attn", "retnet"}) {
     EXPECT_EQ(warnings(type, others), Sentences{}) << type;
   }
+}
+
+TEST(Model, RefusesUnknownKeysOfConfigurationsWrittenForUs) {
+  const auto read = [](const std::string& more) {
+    return ModelConfig::from_json(
+        R"({"model_type": "retnet", "vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 2,
+            "num_heads": 3)" +
+            more + "}",
+        "config.json", true);
+  };
+  const auto refused = [&](const std::string& more, const std::vector<std::string>& parts) {
+    expect_contains(message_of([&] { read(more); }, ErrorKind::kBadFile), parts);
+  };
+  refused(R"(, "attention": {"layers": [1], "num_heads": 3})",
+          {"config.json: there is no key 'attention'; leave it out"});
+  refused(R"(, "num_head": 3, "head_dim": 4, "norm_esp": 1)",
+          {"'num_head'; did you mean 'num_heads'?", "'head_dim'; leave it out\n",
+           "'norm_esp'; did you mean 'norm_eps'?\n"});
+  refused(R"(, "attn": {"layers": [1], "num_heads": 3, "window": 4})", {"no key 'attn.window'"});
+  refused(R"(, "attn": [{"layers": [0], "num_heads": 2},
+                       {"layers": [1], "num_heads": 2, "windows": 4}])",
+          {"no key 'attn[1].windows'"});
+  refused(R"(, "attn": {"layers": [1], "num_head": 3})",
+          {"'attn.num_heads' is missing (is 'num_head' meant?)"});
+  std::string many;
+  for (int i = 0; i < 1000; ++i) many += fmt::format(", \"key_{}\": 1", i);
+  const std::string sentence = message_of([&] { read(many); }, ErrorKind::kBadFile);
+  EXPECT_EQ(std::ranges::count(sentence, '\n'), 100);
+  expect_contains(sentence, {"config.json: and so on with 900 more keys"});
+  // What we and flash-linear-attention write is taken.
+  for (const ModelCase& model : model_cases()) {
+    ModelConfig::from_json(model.config.to_json(), "config.json", true);
+  }
+  read(R"(, "torch_dtype": "bfloat16", "use_cache": true, "fuse_norm": true, "attn_mode": "chunk",
+          "max_position_embeddings": 2048, "transformers_version": "5", "attn": null)");
 }
 
 TEST(Model, RefusesCallsThatDoNotFit) {

@@ -17,7 +17,6 @@
 #include "ouzel/error.h"
 #include "ouzel/model.h"
 #include "ouzel/train.h"
-#include "src/base/text.h"
 #include "src/formats/files.h"
 #include "src/train/checkpoint.h"
 
@@ -42,11 +41,8 @@ ModelConfig model_config(const Options& options) {
   }
   ModelConfig config =
       options.config
-          ? ModelConfig::from_json(read_file(*options.config, kMaxConfig), *options.config)
+          ? ModelConfig::from_json(read_file(*options.config, kMaxConfig), *options.config, true)
           : ModelConfig::defaults(options.model_type.value_or(kModelType));
-  if (!config.warnings.empty()) {
-    throw Error(ErrorKind::kBadFile, joined(config.warnings, "\n"));
-  }
   if (options.layers) config.num_hidden_layers = *options.layers;
   if (options.dim) config.hidden_size = *options.dim;
   if (options.heads) config.mixer.num_heads = *options.heads;

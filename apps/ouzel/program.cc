@@ -164,7 +164,7 @@ void refuse_to_overwrite(std::string_view flag, const std::string& path,
 Model load_model(Context& context, const std::string& folder, const CommonOptions& common) {
   Model model = Model::load(context, folder);
   for (const std::string& warning : model.config().warnings) {
-    common.note("warning: {} It is ignored", warning);
+    common.note("warning: {}", warning);
   }
   return model;
 }

@@ -83,16 +83,19 @@ struct OUZEL_EXPORT ModelConfig {
   double norm_eps = 1e-6;
   bool tie_word_embeddings = false;
   double initializer_range = 0.02;
-  // What `from_json` noticed: a sentence for each key that is near to one of ours, named there,
-  // which the text leaves out ("num_kv_head"). Computes nothing, and is not written by `to_json`.
+  // What `from_json` noticed: a sentence for each ignored key that is near to one of ours, named
+  // there, which the text leaves out ("num_kv_head"); of 100 keys at most. Computes nothing, and is
+  // not written by `to_json`.
   std::vector<std::string> warnings = {};
 
   // The defaults of a model type: "transformer", "linear_attn" or "retnet".
   static ModelConfig defaults(const std::string& model_type);
   // Reads config.json's text; `what` names it in errors. Keys that change what a model computes and
   // that we do not implement are refused by name; others are ignored, and named in `warnings` if
-  // they look misspelt.
-  static ModelConfig from_json(const std::string& text, const std::string& what);
+  // they look misspelt. `strict`, for a text that was written for us: others are refused too, but
+  // for those that stand in every file of transformers ("torch_dtype"). Throws Error(kBadFile).
+  static ModelConfig from_json(const std::string& text, const std::string& what,
+                               bool strict = false);
   std::string to_json() const;
   // Throws Error(kInvalidArgument) naming the member that does not fit.
   void check() const;

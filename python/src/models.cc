@@ -22,7 +22,6 @@
 #include "ouzel/model.h"
 #include "python/src/arrays.h"
 #include "python/src/context.h"
-#include "src/base/text.h"
 #include "src/infer/bytes_model.h"
 #include "src/infer/session.h"
 
@@ -82,7 +81,7 @@ void refuse_construction(nb::class_<T>& type, const char* sentence) {
 
 void warn_of(const ModelConfig& config) {
   for (const std::string& warning : config.warnings) {
-    if (PyErr_WarnEx(PyExc_UserWarning, (warning + " It is ignored").c_str(), 1) != 0) {
+    if (PyErr_WarnEx(PyExc_UserWarning, warning.c_str(), 1) != 0) {
       throw nb::python_error();
     }
   }
@@ -450,11 +449,8 @@ void bind_models(nb::module_& module) {
                 nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(config));
             std::optional<Model> model;
             context_or_default(context).run([&](Context& with, Workspace&) {
-              const ModelConfig read = ModelConfig::from_json(text, "the configuration");
-              if (!read.warnings.empty()) {  // the caller wrote it
-                throw Error(ErrorKind::kBadFile, joined(read.warnings, "\n"));
-              }
-              model.emplace(with, read, seed);
+              const bool strict = true;  // the caller wrote it
+              model.emplace(with, ModelConfig::from_json(text, "the configuration", strict), seed);
             });
             return *std::move(model);
           },

@@ -83,6 +83,8 @@ def test_classes_say_what_makes_them(folder):
 
 
 def test_keys_that_look_misspelt(model, folder, tmp_path):
+    with pytest.raises(ouzel.BadFileError, match="no key 'attention'; leave it out"):
+        ouzel.Model.random({**model.config, "attention": {}})
     with pytest.raises(ouzel.BadFileError, match="no key 'norm_esp'; did you mean 'norm_eps'"):
         ouzel.Model.random({**CONFIG, "norm_esp": 1e-5})
     copied = tmp_path / "copy"

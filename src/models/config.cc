@@ -1,6 +1,9 @@
 // config.json with flash-linear-attention's keys.
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -34,6 +37,8 @@ constexpr NamedMixer kMixers[] = {
     {MixerKind::kRetention, "retnet", "RetNetForCausalLM"},
 };
 
+constexpr const char* kTypeNames = "transformer, linear_attn, retnet";
+
 const NamedMixer& entry_of(MixerKind kind) {
   return *std::find_if(std::begin(kMixers), std::end(kMixers),
                        [&](const NamedMixer& m) { return m.kind == kind; });
@@ -46,17 +51,68 @@ const NamedMixer* entry_of(const std::string& model_type) {
 }
 
 std::string unknown_type(const std::string& type) {
-  return fmt::format("model type '{}' is not one of transformer, linear_attn, retnet", type);
+  return fmt::format("model type '{}' is not one of {}", type, kTypeNames);
 }
 
-// One object of the file; errors name the file and the key.
+// Keys of files that transformers and flash-linear-attention write: what they say of a model is
+// true of all of ours, or is about how others run it.
+constexpr std::string_view kKeysOfOthers[] = {
+    "_name_or_path", "architectures",   "attn_mode",
+    "auto_map",      "bos_token_id",    "dtype",
+    "eos_token_id",  "fuse_norm",       "fuse_cross_entropy",
+    "fuse_swiglu",   "pad_token_id",    "fuse_linear_cross_entropy",
+    "torch_dtype",   "tokenizer_class", "max_position_embeddings",
+    "use_cache",     "use_l2warp",      "transformers_version",
+};
+
+// A sentence for each key of a file that is none of ours: for all of them when `strict`, else for
+// those that are near to one of ours which the object leaves out. Other writers' keys are many: one
+// beside the key that it resembles is theirs.
+class UnknownKeys {
+ public:
+  UnknownKeys(const std::string& what, bool strict) : what_(what), strict_(strict) {}
+
+  void add(const Json& object, const std::string& key, const std::string& where,
+           const std::vector<std::string>& known) {
+    const std::optional<std::string> near = nearest(key, known);
+    if (strict_ ? std::ranges::find(kKeysOfOthers, key) != std::end(kKeysOfOthers)
+                : !near || object.contains(*near)) {
+      return;
+    }
+    if (++count_ > kMostNamed) return;
+    sentences_.push_back(
+        fmt::format("{}: there is no key '{}{}'{}", what_, where, printable(key),
+                    near ? fmt::format("; did you mean '{}{}'?", where, *near) : "; leave it out"));
+    if (!strict_) sentences_.back() += " It is ignored";
+  }
+
+  std::vector<std::string> sentences() const {
+    std::vector<std::string> all = sentences_;
+    if (count_ > kMostNamed) {
+      all.push_back(fmt::format("{}: and so on with {} more keys", what_, count_ - kMostNamed));
+    }
+    return all;
+  }
+
+ private:
+  static constexpr std::size_t kMostNamed = 100;  // a file of others would fill a terminal
+  const std::string& what_;
+  bool strict_;
+  std::size_t count_ = 0;
+  std::vector<std::string> sentences_;
+};
+
+// One object of the file, at `where` in it ("attn."); errors name the file and the key.
 class Reader {
  public:
-  Reader(const Json& object, const std::string& what) : object_(object), what_(what) {}
+  Reader(const Json& object, const std::string& what, std::string where = "")
+      : object_(object), what_(what), where_(std::move(where)) {}
 
   [[noreturn]] void fail(const std::string& why) const {
     throw Error(ErrorKind::kBadFile, fmt::format("{}: {}", what_, why));
   }
+  // A key, as errors name it.
+  std::string name(const std::string& key) const { return where_ + key; }
   const Json* find(const char* key) const {
     known_.emplace_back(key);
     const auto found = object_.find(key);
@@ -67,7 +123,7 @@ class Reader {
     if (value == nullptr) return fallback;
     if (!value->is_number_integer() ||
         (value->is_number_unsigned() && value->get<std::uint64_t>() > INT64_MAX)) {
-      fail(fmt::format("'{}' should be a whole number and is {}", key, value->dump()));
+      fail(fmt::format("'{}' should be a whole number and is {}", name(key), value->dump()));
     }
     return value->get<std::int64_t>();
   }
@@ -79,14 +135,14 @@ class Reader {
     const Json* value = find(key);
     if (value == nullptr) return fallback;
     if (!value->is_number())
-      fail(fmt::format("'{}' should be a number and is {}", key, value->dump()));
+      fail(fmt::format("'{}' should be a number and is {}", name(key), value->dump()));
     return value->get<double>();
   }
   bool boolean(const char* key, bool fallback) const {
     const Json* value = find(key);
     if (value == nullptr) return fallback;
     if (!value->is_boolean()) {
-      fail(fmt::format("'{}' should be true or false and is {}", key, value->dump()));
+      fail(fmt::format("'{}' should be true or false and is {}", name(key), value->dump()));
     }
     return value->get<bool>();
   }
@@ -94,7 +150,7 @@ class Reader {
     const Json* value = find(key);
     if (value == nullptr) return fallback;
     if (!value->is_string())
-      fail(fmt::format("'{}' should be a string and is {}", key, value->dump()));
+      fail(fmt::format("'{}' should be a string and is {}", name(key), value->dump()));
     return value->get<std::string>();
   }
   // Refuses every value of a key but the listed ones (null and absent are always fine).
@@ -103,40 +159,37 @@ class Reader {
     if (value == nullptr || std::find(allowed.begin(), allowed.end(), *value) != allowed.end()) {
       return;
     }
-    fail(fmt::format("'{}': {} is not supported ({})", key, value->dump(), reason));
+    fail(fmt::format("'{}': {} is not supported ({})", name(key), value->dump(), reason));
   }
 
-  // When every key was asked for: refuses an object that lacks required ones, and appends a
-  // sentence for each key that is none of ours, near to one that is, and stands without it. Other
-  // writers' keys are many: one beside the key that it resembles is theirs.
-  void finish(std::vector<std::string>& warnings) const {
-    std::vector<std::string> unknown, left_out, faults;
-    for (const auto& [key, value] : object_.items()) {
-      if (!is_known(key)) unknown.push_back(key);
-    }
-    for (const std::string& key : known_) {
-      if (!object_.contains(key)) left_out.push_back(key);
-    }
-    for (const std::string& key : missing_) {
-      const auto near = nearest(key, unknown);
-      faults.push_back(fmt::format("'{}' is missing", key));
-      if (near) faults.back() += fmt::format(" (is '{}' meant?)", printable(*near));
-    }
+  // "'num_heads' is missing (is 'num_head' meant?)"
+  std::string missing(const std::string& key) const {
+    const auto near = nearest(key, unknown());
+    return fmt::format("'{}' is missing", name(key)) +
+           (near ? fmt::format(" (is '{}' meant?)", printable(*near)) : "");
+  }
+
+  // When every key was asked for: refuses an object that lacks required ones, and adds the keys
+  // that are none of ours.
+  void finish(UnknownKeys& keys) const {
+    std::vector<std::string> faults;
+    for (const std::string& key : missing_) faults.push_back(missing(key));
     if (!faults.empty()) fail(joined(faults));
-    for (const std::string& key : unknown) {
-      const std::string near = did_you_mean(key, left_out);
-      if (near.empty()) continue;
-      warnings.push_back(fmt::format("{}: there is no key '{}'{}", what_, printable(key), near));
-    }
+    for (const std::string& key : unknown()) keys.add(object_, key, where_, known_);
   }
 
  private:
-  bool is_known(const std::string& key) const {
-    return std::find(known_.begin(), known_.end(), key) != known_.end();
+  std::vector<std::string> unknown() const {
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : object_.items()) {
+      if (std::find(known_.begin(), known_.end(), key) == known_.end()) keys.push_back(key);
+    }
+    return keys;
   }
 
   const Json& object_;
   const std::string& what_;
+  const std::string where_;
   mutable std::vector<std::string> known_, missing_;  // keys that were asked for; and required
 };
 
@@ -168,7 +221,7 @@ MixerConfig read_mixer(const Reader& in, MixerKind kind) {
   const auto* found = std::find_if(std::begin(kMaps), std::end(kMaps),
                                    [&](const NamedMap& m) { return m.name == map; });
   if (found == std::end(kMaps)) {
-    in.fail(fmt::format("'feature_map' is '{}'; known are {}", map, kMapNames));
+    in.fail(fmt::format("'{}' is '{}'; known are {}", in.name("feature_map"), map, kMapNames));
   }
   c.feature_map = found->kind;
   c.tie_feature_map_qk = in.boolean("tie_feature_map_qk", c.tie_feature_map_qk);
@@ -206,8 +259,8 @@ void write_mixer(const MixerConfig& c, Json& out) {
 }
 
 ModelConfig::Hybrid read_hybrid(const Json& entry, const std::string& what,
-                                std::vector<std::string>& warnings) {
-  const Reader in(entry, what);
+                                const std::string& where, UnknownKeys& keys) {
+  const Reader in(entry, what, where);
   if (!entry.is_object()) in.fail("'attn' should be an object or a list of objects");
   const std::string type = in.string("model_type", "transformer");
   const NamedMixer* mixer = entry_of(type);
@@ -221,7 +274,7 @@ ModelConfig::Hybrid read_hybrid(const Json& entry, const std::string& what,
     hybrid.layers.push_back(layer.get<std::int64_t>());
   }
   hybrid.mixer = read_mixer(in, mixer->kind);
-  in.finish(warnings);
+  in.finish(keys);
   return hybrid;
 }
 
@@ -339,10 +392,13 @@ void ModelConfig::check() const {
   }
 }
 
-ModelConfig ModelConfig::from_json(const std::string& text, const std::string& what) {
+ModelConfig ModelConfig::from_json(const std::string& text, const std::string& what, bool strict) {
   const Json json = parse_json(text, what);
   const Reader in(json, what);
   if (!json.is_object()) in.fail("a configuration is a JSON object");
+  if (in.find("model_type") == nullptr) {
+    in.fail(in.missing("model_type") + "; it is one of " + kTypeNames);
+  }
   const std::string type = in.string("model_type", "");
   const NamedMixer* mixer = entry_of(type);
   if (mixer == nullptr) in.fail(unknown_type(type));
@@ -359,15 +415,22 @@ ModelConfig ModelConfig::from_json(const std::string& text, const std::string& w
   in.only("hidden_act", {"swish", "silu"}, "the MLP is SwiGLU");
   in.only("attention_bias", {false}, "use qkv_bias");
   in.only("mlp_bias", {false}, "the MLP has no bias");
+  UnknownKeys keys(what, strict);
   if (const Json* attn = in.find("attn")) {
     if (attn->is_array()) {
-      for (const Json& entry : *attn)
-        config.attn.push_back(read_hybrid(entry, what, config.warnings));
+      for (const Json& entry : *attn) {
+        const std::string where = fmt::format("attn[{}].", config.attn.size());
+        config.attn.push_back(read_hybrid(entry, what, where, keys));
+      }
     } else {
-      config.attn.push_back(read_hybrid(*attn, what, config.warnings));
+      config.attn.push_back(read_hybrid(*attn, what, "attn.", keys));
     }
   }
-  in.finish(config.warnings);
+  in.finish(keys);
+  config.warnings = keys.sentences();
+  if (strict && !config.warnings.empty()) {
+    throw Error(ErrorKind::kBadFile, joined(config.warnings, "\n"));
+  }
   try {
     config.check();
   } catch (const Error& error) {
