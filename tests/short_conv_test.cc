@@ -137,6 +137,18 @@ TEST_P(ShortConvTest, AgreesWithTheReference) {
   }
 }
 
+// Pieces of 64 tokens whose outputs see further back than their predecessor, into the state too,
+// and channels of more than one task.
+TEST_P(ShortConvTest, ManyColumnsAndChannelsAgreeWithTheReference) {
+  for (const Case& c :
+       {Case{2, 131, 3, 70, true, true, true}, Case{1, 131, 3, 150, true, true, true},
+        Case{2, 70, 1030, 4, true, true, true}}) {
+    SCOPED_TRACE(testing::Message() << "width " << c.width << ", " << c.channels << " channels");
+    const Call call = make_call(c, Segments::whole(c.batch, c.tokens), 1);
+    expect_like_reference(run(context_, call.arguments, call.upstream), call);
+  }
+}
+
 // Sequences of a call with padding of NaN between them: like the reference, and bit for bit what
 // each gives alone.
 TEST_P(ShortConvTest, SequencesIgnorePaddingAndCompany) {

@@ -28,27 +28,31 @@ namespace hn = hwy::HWY_NAMESPACE;
 // The functions of kCount vectors work on them side by side, operation by operation: one after the
 // other their long chains would fill the processor's scheduler with what has to wait.
 
-// Decays e^g, g <= 0, as power (1 + part): a power of two, and a part that is accurate for itself.
-// `kept` is where anything is left: below -87.3 the two are meaningless.
+// e^x as power (1 + part): a power of two, and a part that is accurate for itself. x in
+// [-87.3, 88.3]; the two are meaningless elsewhere.
 template <int kCount, class D, class V = hn::Vec<D>>
-HWY_INLINE void decay_parts(D d, const V* g, hn::Mask<D>* kept, V* power, V* part) {
+HWY_INLINE void exp_parts(D d, const V* x, V* power, V* part) {
   const hn::RebindToUnsigned<D> du;
-  // The last place of the sum is 1: its low bits are 127 + n with n ln(2) nearest to g.
+  // The last place of the sum is 1: its low bits are 127 + n with n ln(2) nearest to x.
   const V shift = hn::Set(d, 0x1.8p23f + 127);
   V n[kCount];
   OUZEL_UNROLL
-  for (int j = 0; j < kCount; ++j) n[j] = hn::MulAdd(g[j], hn::Set(d, 1.44269504089f), shift);
+  for (int j = 0; j < kCount; ++j) n[j] = hn::MulAdd(x[j], hn::Set(d, 1.44269504089f), shift);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
     power[j] = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(du, n[j])));
     n[j] = hn::Sub(n[j], shift);
   }
   OUZEL_UNROLL
-  for (int j = 0; j < kCount; ++j) {
-    kept[j] = hn::Not(hn::Lt(g[j], hn::Set(d, -87.3f)));
-    n[j] = hn::NegMulAdd(n[j], hn::Set(d, 0.69314718056f), g[j]);
-  }
+  for (int j = 0; j < kCount; ++j) n[j] = hn::NegMulAdd(n[j], hn::Set(d, 0.69314718056f), x[j]);
   math::expm1_reduced<kCount>(d, n, part);
+}
+// Decays e^g, g <= 0. `kept` is where anything is left: below -87.3 power and part are meaningless.
+template <int kCount, class D, class V = hn::Vec<D>>
+HWY_INLINE void decay_parts(D d, const V* g, hn::Mask<D>* kept, V* power, V* part) {
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) kept[j] = hn::Not(hn::Lt(g[j], hn::Set(d, -87.3f)));
+  exp_parts<kCount>(d, g, power, part);
 }
 // A part as it is kept in memory: this one where nothing is left.
 constexpr float kNothingLeft = -1;
@@ -101,20 +105,29 @@ HWY_INLINE void decay_sums(D, V* s, V* low, const hn::Mask<D>* kept, const V* po
   }
 }
 
-// sigmoid(x) from e^-|x|, within 3 ulp; 0 below -87.3.
+// 1 / (1 + e^-x), within 3 ulp; 0 below -87.3.
 template <int kCount, class D, class V = hn::Vec<D>>
 HWY_INLINE void sigmoids(D d, const V* x, V* sigmoid) {
   const V one = hn::Set(d, 1.0f);
-  V gate[kCount], power[kCount], part[kCount];
-  hn::Mask<D> kept[kCount];
-  OUZEL_UNROLL
-  for (int j = 0; j < kCount; ++j) gate[j] = hn::Neg(hn::Abs(x[j]));
-  decay_parts<kCount>(d, gate, kept, power, part);
+  V minus_x[kCount], power[kCount], part[kCount];
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
-    const V u = decay_factor(d, kept[j], power[j], part[j]);
-    sigmoid[j] = hn::Div(hn::IfThenElse(hn::Lt(x[j], hn::Zero(d)), u, one), hn::Add(one, u));
+    minus_x[j] =
+        math::at_most(d, hn::Set(d, 88.3f), math::at_least(d, hn::Set(d, -87.3f), hn::Neg(x[j])));
   }
+  exp_parts<kCount>(d, minus_x, power, part);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    sigmoid[j] = hn::Div(one, hn::Add(one, hn::MulAdd(part[j], power[j], power[j])));
+  }
+}
+// x sigmoid(x); NaN at -inf, as math::silu.
+template <int kCount, class D, class V = hn::Vec<D>>
+HWY_INLINE void silus(D d, V* x) {
+  V sigmoid[kCount];
+  sigmoids<kCount>(d, x, sigmoid);
+  OUZEL_UNROLL
+  for (int j = 0; j < kCount; ++j) x[j] = hn::Mul(x[j], sigmoid[j]);
 }
 // sigmoid(x) and sigmoid(y) from e^-|x| and e^-|y| by one division, within 4 ulp; 0 below -87.3.
 template <int kCount, class D, class V = hn::Vec<D>>

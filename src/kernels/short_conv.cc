@@ -1,5 +1,5 @@
-// Four tokens at a time, so that weights and inputs are loaded once for the four; every output is
-// the same chain of multiply-adds, oldest input first, whatever its neighbours.
+// Some tokens at a time, so that weights and inputs are loaded once for them; every output is the
+// same chain of multiply-adds, oldest input first, whatever its neighbours.
 #include "src/kernels/short_conv.h"
 
 #include <type_traits>
@@ -24,35 +24,37 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-constexpr int kTokens = 4;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
+// Tokens and vectors side by side. Long runs of a row, since those of several rows that are written
+// past the caches by turns would wait for each other.
+constexpr int kTokens = 2, kVectors = 4;
 // Vectors of a cache line. Rows of many channels fall into the same sets of the first-level cache,
-// more of them than it has ways: the whole line is used before the next row's.
-// Single floats (of the fallback) go alone: sixteen side by side would take a minute to compile.
+// more of them than it has ways: what goes along the tokens uses a whole line before the next
+// row's. Single floats (of the fallback) go alone: sixteen side by side would take a minute to
+// compile.
 constexpr int kLine = kLanes == 1 ? 1 : HWY_MAX(1, 16 / kLanes);
 
 // z of kCount tokens from `x` on. kWidth 0: the width is known at run time only.
-template <int kCount, int kWidth, class In, class Lanes>
+template <int kCount, int kWidth, int kOwn, class In, class Lanes>
 HWY_INLINE void Convolve(D d, const ConvTokens& c, const In* const* x, int64_t i, Lanes lanes,
-                         V* z) {
-  const V bias = lanes.Load(d, c.bias + i);
+                         V (&z)[kCount][kOwn]) {
+  OUZEL_UNROLL
+  for (int j = 0; j < kOwn; ++j) {
+    const V bias = lanes.Load(d, c.bias + i + j * kLanes);
+    OUZEL_UNROLL
+    for (int t = 0; t < kCount; ++t) z[t][j] = bias;
+  }
+  const int64_t width = kWidth == 0 ? c.width : kWidth;
   HWY_UNROLL(4)
-  for (int t = 0; t < kCount; ++t) z[t] = bias;
-  if constexpr (kWidth == 0) {
-    for (int64_t j = 0; j < c.width; ++j) {
-      const V w = lanes.Load(d, c.weight + j * c.channels + i);
-      HWY_UNROLL(4)
-      for (int t = 0; t < kCount; ++t) z[t] = hn::MulAdd(w, lanes.Load(d, x[t + j] + i), z[t]);
-    }
-  } else {
-    V input[kCount + kWidth - 1];
-    HWY_UNROLL(8)
-    for (int t = 0; t < kCount + kWidth - 1; ++t) input[t] = lanes.Load(d, x[t] + i);
-    HWY_UNROLL(4)
-    for (int j = 0; j < kWidth; ++j) {
-      const V w = lanes.Load(d, c.weight + j * c.channels + i);
-      HWY_UNROLL(4)
-      for (int t = 0; t < kCount; ++t) z[t] = hn::MulAdd(w, input[t + j], z[t]);
+  for (int64_t column = 0; column < width; ++column) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kOwn; ++j) {
+      const int64_t at = i + j * kLanes;
+      const V w = lanes.Load(d, c.weight + column * c.channels + at);
+      OUZEL_UNROLL
+      for (int t = 0; t < kCount; ++t) {
+        z[t][j] = hn::MulAdd(w, lanes.Load(d, x[t + column] + at), z[t][j]);
+      }
     }
   }
 }
@@ -79,22 +81,17 @@ void ConvBlock(const ConvTokens& c, int64_t token, Out* y, int64_t y_stride) {
   for (int t = 0; t < kCount; ++t) {
     next[t] = static_cast<const In*>(NextRow(c, token + kCount + t));
   }
-  ForGroups<kLine>(d, c.channels, [&](int64_t i, auto lanes, auto vectors) HWY_ATTR {
-    constexpr int kVectors = vectors;
-    V z[kVectors][kCount], out[kCount][kVectors];
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      Convolve<kCount, kWidth>(d, c, x, i + j * kLanes, lanes, z[j]);
-    }
+  ForGroups<kVectors>(d, c.channels, [&](int64_t i, auto lanes, auto vectors) HWY_ATTR {
+    constexpr int kOwn = vectors;
+    V z[kCount][kOwn];
+    Convolve<kCount, kWidth>(d, c, x, i, lanes, z);
     HWY_UNROLL(4)
-    for (int t = 0; t < kCount; ++t) hwy::Prefetch(next[t] + i);
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      HWY_UNROLL(4)
-      for (int t = 0; t < kCount; ++t) out[t][j] = kSilu ? math::silu(d, z[j][t]) : z[j][t];
+    for (int t = 0; t < kCount; ++t) {
+      OUZEL_UNROLL
+      for (int j = 0; j < kOwn; ++j) hwy::Prefetch(next[t] + i + j * kLanes);
+      if constexpr (kSilu) silus<kOwn>(d, z[t]);
+      lanes.Output(z[t], d, y + t * y_stride + i, c.stream);
     }
-    HWY_UNROLL(4)
-    for (int t = 0; t < kCount; ++t) lanes.Output(out[t], d, y + t * y_stride + i, c.stream);
   });
 }
 
@@ -132,92 +129,114 @@ void Conv(const ConvTokens& c, void* y, DType y_type, int64_t y_stride) {
   ConvAs<float, float>(c, y, y_stride);
 }
 
-template <int kCount, int kWidth, bool kSilu, class In>
-void GradientBlock(const ConvTokens& c, int64_t token, const void* const* dy, float* dz,
-                   float* sums) {
+// dz = dy silu'(z) of kCount tokens.
+template <int kCount, int kWidth, class In>
+void GradientBlock(const ConvTokens& c, int64_t token, const void* const* dy, float* dz) {
   const D d;
   const V one = hn::Set(d, 1.0f);
   constexpr int kRows = kCount + (kWidth == 0 ? 0 : kWidth - 1);
   const In* rows[kRows];
   for (int t = 0; t < kRows; ++t) rows[t] = static_cast<const In*>(c.x[token + t]);
   const In* const* x = kWidth == 0 ? RowsFrom<In>(c.x, token) : rows;
-  const int64_t width = kWidth == 0 ? c.width : kWidth;
   const In *given[kCount], *next_x[kCount], *next_dy[kCount];
   for (int t = 0; t < kCount; ++t) {
     given[t] = static_cast<const In*>(dy[token + t]);
     next_x[t] = static_cast<const In*>(NextRow(c, token + kCount + t));
     next_dy[t] = static_cast<const In*>(dy[HWY_MIN(token + kCount + t, c.tokens - 1)]);
   }
-  ForGroups<kLine>(d, c.channels, [&](int64_t first, auto lanes, auto vectors) HWY_ATTR {
-    constexpr int kVectors = vectors;
-    V z[kVectors][kCount];
-    OUZEL_UNROLL
-    for (int j = 0; kSilu && j < kVectors; ++j) {
-      Convolve<kCount, kWidth>(d, c, x, first + j * kLanes, lanes, z[j]);
-    }
+  ForGroups<kVectors>(d, c.channels, [&](int64_t first, auto lanes, auto vectors) HWY_ATTR {
+    constexpr int kOwn = vectors;
+    V z[kCount][kOwn];
+    Convolve<kCount, kWidth>(d, c, x, first, lanes, z);
     HWY_UNROLL(4)
     for (int t = 0; t < kCount; ++t) {
-      hwy::Prefetch(next_x[t] + first);
-      hwy::Prefetch(next_dy[t] + first);
-    }
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      const int64_t i = first + j * kLanes;
-      V g[kCount];
-      HWY_UNROLL(4)
-      for (int t = 0; t < kCount; ++t) g[t] = lanes.Load(d, given[t] + i);
-      if constexpr (kSilu) {
-        V s[kCount];
-        sigmoids<kCount>(d, z[j], s);
-        HWY_UNROLL(4)
-        for (int t = 0; t < kCount; ++t) {
-          // silu'(z) = s + z s (1 - s)
-          g[t] = hn::Mul(g[t], hn::MulAdd(hn::Mul(z[j][t], s[t]), hn::Sub(one, s[t]), s[t]));
-          lanes.Store(g[t], d, dz + (token + t) * c.channels + i);
-        }
+      V s[kOwn];
+      sigmoids<kOwn>(d, z[t], s);
+      OUZEL_UNROLL
+      for (int j = 0; j < kOwn; ++j) {
+        const int64_t i = first + j * kLanes;
+        hwy::Prefetch(next_x[t] + i);
+        hwy::Prefetch(next_dy[t] + i);
+        // silu'(z) = s + z s (1 - s)
+        const V slope = hn::MulAdd(hn::Mul(z[t][j], s[j]), hn::Sub(one, s[j]), s[j]);
+        lanes.Store(hn::Mul(lanes.Load(d, given[t] + i), slope), d, dz + t * c.channels + i);
       }
-      if (sums == nullptr) continue;
-      HWY_UNROLL(4)
-      for (int64_t column = 0; column < width; ++column) {
-        V sum = lanes.Load(d, sums + column * c.channels + i);
-        HWY_UNROLL(4)
-        for (int t = 0; t < kCount; ++t)
-          sum = hn::MulAdd(g[t], lanes.Load(d, x[t + column] + i), sum);
-        lanes.Store(sum, d, sums + column * c.channels + i);
-      }
-      V sum = lanes.Load(d, sums + c.width * c.channels + i);
-      HWY_UNROLL(4)
-      for (int t = 0; t < kCount; ++t) sum = hn::Add(sum, g[t]);
-      lanes.Store(sum, d, sums + c.width * c.channels + i);
     }
   });
 }
 
-template <int kWidth, bool kSilu, class In>
-void GradientAll(const ConvTokens& c, const void* const* dy, float* dz, float* sums) {
+template <int kWidth, class In>
+void GradientAll(const ConvTokens& c, const void* const* dy, float* dz) {
   int64_t t = 0;
   for (; t + kTokens <= c.tokens; t += kTokens) {
-    GradientBlock<kTokens, kWidth, kSilu, In>(c, t, dy, dz, sums);
+    GradientBlock<kTokens, kWidth, In>(c, t, dy, dz + t * c.channels);
   }
-  for (; t < c.tokens; ++t) GradientBlock<1, kWidth, kSilu, In>(c, t, dy, dz, sums);
-}
-
-template <bool kSilu, class In>
-void GradientsOfWidth(const ConvTokens& c, const void* const* dy, float* dz, float* sums) {
-  c.width == 4 ? GradientAll<4, kSilu, In>(c, dy, dz, sums)
-               : GradientAll<0, kSilu, In>(c, dy, dz, sums);
+  for (; t < c.tokens; ++t) GradientBlock<1, kWidth, In>(c, t, dy, dz + t * c.channels);
 }
 
 template <class In>
-void GradientsAs(const ConvTokens& c, const void* const* dy, float* dz, float* sums) {
-  c.silu ? GradientsOfWidth<true, In>(c, dy, dz, sums)
-         : GradientsOfWidth<false, In>(c, dy, dz, sums);
+void Gradients(const ConvTokens& c, const void* const* dy, float* dz) {
+  c.width == 4 ? GradientAll<4, In>(c, dy, dz) : GradientAll<0, In>(c, dy, dz);
 }
 
-void ConvGradients(const ConvTokens& c, const void* const* dy, float* dz, float* sums) {
-  if (c.dtype == DType::kBF16) return GradientsAs<BFloat16>(c, dy, dz, sums);
-  if (c.dtype == DType::kF16) return GradientsAs<Float16>(c, dy, dz, sums);
-  GradientsAs<float>(c, dy, dz, sums);
+void ConvGradients(const ConvTokens& c, const void* const* dy, float* dz) {
+  if (c.dtype == DType::kBF16) return Gradients<BFloat16>(c, dy, dz);
+  if (c.dtype == DType::kF16) return Gradients<Float16>(c, dy, dz);
+  Gradients<float>(c, dy, dz);
+}
+
+// kColumns of the sums from `column` on, and with the first of them the sum of dz.
+template <int kColumns, class In>
+void AddColumns(const ConvTokens& c, const void* const* dz, int64_t column, float* sums) {
+  const D d;
+  ForGroups<kLine>(d, c.channels, [&](int64_t first, auto lanes, auto vectors) HWY_ATTR {
+    constexpr int kOwn = vectors;
+    V sum[kColumns][kOwn], total[kOwn];
+    OUZEL_UNROLL
+    for (int j = 0; j < kOwn; ++j) {
+      const int64_t i = first + j * kLanes;
+      total[j] = lanes.Load(d, sums + c.width * c.channels + i);
+      OUZEL_UNROLL
+      for (int k = 0; k < kColumns; ++k) {
+        sum[k][j] = lanes.Load(d, sums + (column + k) * c.channels + i);
+      }
+    }
+    for (int64_t t = 0; t < c.tokens; ++t) {
+      const In* const* x = RowsFrom<In>(c.x, t + column);
+      OUZEL_UNROLL
+      for (int j = 0; j < kOwn; ++j) {
+        const int64_t i = first + j * kLanes;
+        const V g = lanes.Load(d, RowsFrom<float>(dz, t)[0] + i);
+        total[j] = hn::Add(total[j], g);
+        OUZEL_UNROLL
+        for (int k = 0; k < kColumns; ++k) {
+          sum[k][j] = hn::MulAdd(g, lanes.Load(d, x[k] + i), sum[k][j]);
+        }
+      }
+    }
+    OUZEL_UNROLL
+    for (int j = 0; j < kOwn; ++j) {
+      const int64_t i = first + j * kLanes;
+      if (column == 0) lanes.Store(total[j], d, sums + c.width * c.channels + i);
+      OUZEL_UNROLL
+      for (int k = 0; k < kColumns; ++k) {
+        lanes.Store(sum[k][j], d, sums + (column + k) * c.channels + i);
+      }
+    }
+  });
+}
+
+template <class In>
+void AddAll(const ConvTokens& c, const void* const* dz, float* sums) {
+  int64_t column = 0;
+  for (; column + 4 <= c.width; column += 4) AddColumns<4, In>(c, dz, column, sums);
+  for (; column < c.width; ++column) AddColumns<1, In>(c, dz, column, sums);
+}
+
+void ConvSums(const ConvTokens& c, const void* const* dz, float* sums) {
+  if (c.dtype == DType::kBF16) return AddAll<BFloat16>(c, dz, sums);
+  if (c.dtype == DType::kF16) return AddAll<Float16>(c, dz, sums);
+  AddAll<float>(c, dz, sums);
 }
 
 // Columns of dense rows, [lanes][kColumns].
@@ -261,7 +280,8 @@ int64_t StepVectors(const ConvStep& c, float* y) {
     for (int j = 0; j + 1 < kColumns; ++j) window[j] = window[j + 1];
     window[kColumns - 1] = x;
     StoreColumns(d, window, c.window + i * kColumns);
-    hn::StoreU(kSilu ? math::silu(d, z) : z, d, y + i);
+    if constexpr (kSilu) silus<1>(d, &z);
+    hn::StoreU(z, d, y + i);
   }
   return i;
 }
@@ -305,7 +325,8 @@ void StepAll(const ConvStep& c, float* y) {
     for (int64_t j = 0; j < c.columns; ++j) {
       window[j * c.window_column] = j + 1 < c.columns ? window[(j + 1) * c.window_column] : x;
     }
-    y[i] = hn::GetLane(kSilu ? math::silu(d, z) : z);
+    if constexpr (kSilu) silus<1>(d, &z);
+    y[i] = hn::GetLane(z);
   }
 }
 
@@ -321,14 +342,17 @@ namespace ouzel {
 
 HWY_EXPORT(Conv);
 HWY_EXPORT(ConvGradients);
+HWY_EXPORT(ConvSums);
 HWY_EXPORT(Step);
 
 void conv_tokens(Isa isa, const ConvTokens& conv, void* y, DType y_type, std::int64_t y_stride) {
   OUZEL_DISPATCH(isa, Conv)(conv, y, y_type, y_stride);
 }
-void conv_gradients(Isa isa, const ConvTokens& conv, const void* const* dy, float* dz,
-                    float* sums) {
-  OUZEL_DISPATCH(isa, ConvGradients)(conv, dy, dz, sums);
+void conv_gradients(Isa isa, const ConvTokens& conv, const void* const* dy, float* dz) {
+  OUZEL_DISPATCH(isa, ConvGradients)(conv, dy, dz);
+}
+void conv_sums(Isa isa, const ConvTokens& conv, const void* const* dz, float* sums) {
+  OUZEL_DISPATCH(isa, ConvSums)(conv, dz, sums);
 }
 void conv_step(Isa isa, const ConvStep& step, float* y) { OUZEL_DISPATCH(isa, Step)(step, y); }
 

@@ -23,10 +23,11 @@ struct ConvTokens {
 // y is of `y_type`: that of x, or any if that is float32.
 void conv_tokens(Isa isa, const ConvTokens& conv, void* y, DType y_type, std::int64_t y_stride);
 
-// dz_t = dy_t act'(z_t) with z recomputed, dense rows in dz. Where `sums` [width + 1, channels] is
-// not null: sums_j += sum_t dz_t x_{t+j}, and the sum of dz to the last row. Without an activation
-// dz is dy: then null, and only the sums are formed. dy has the type of x.
-void conv_gradients(Isa isa, const ConvTokens& conv, const void* const* dy, float* dz, float* sums);
+// dz_t = dy_t silu'(z_t) with z recomputed, dense rows in dz. dy has the type of x.
+void conv_gradients(Isa isa, const ConvTokens& conv, const void* const* dy, float* dz);
+// sums_j += sum_t dz_t x_{t+j} to rows of sums [width + 1, channels], and the sum of dz to the
+// last.
+void conv_sums(Isa isa, const ConvTokens& conv, const void* const* dz, float* sums);
 
 // One token of a sequence: its window of the last `columns` inputs, `width` or one less of them,
 // takes x in place.
