@@ -56,25 +56,62 @@ nb::dlpack::dtype dlpack_of(DType dtype) {
   return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
 }
 
-enum class Framework { kNumpy, kTorch, kJax, kDlpack };
+enum class Framework { kNumpy, kTorch, kJax, kCapsule, kOther };
 
 Framework framework_of(nb::handle like) {
-  if (PyCapsule_CheckExact(like.ptr())) return Framework::kDlpack;
+  if (PyCapsule_CheckExact(like.ptr())) return Framework::kCapsule;
   const PyTypeObject* type = Py_TYPE(like.ptr());
   if (std::string_view(type->tp_name) == "numpy.ndarray") return Framework::kNumpy;
-  const nb::object module =
-      nb::getattr(nb::handle(reinterpret_cast<const PyObject*>(type)), "__module__", nb::none());
-  const std::string name = nb::cast<std::string>(nb::str(module));
-  return name.starts_with("torch") ? Framework::kTorch
-         : name.starts_with("jax") ? Framework::kJax
-                                   : Framework::kNumpy;
+  // Or of a type that somebody derived.
+  for (const nb::handle base : nb::borrow<nb::tuple>(type->tp_mro)) {
+    const std::string name =
+        nb::cast<std::string>(nb::str(nb::getattr(base, "__module__", nb::none())));
+    if (name.starts_with("torch")) return Framework::kTorch;
+    if (name.starts_with("jax")) return Framework::kJax;
+    if (name.starts_with("numpy")) return Framework::kNumpy;
+  }
+  return Framework::kOther;
+}
+
+// Whether it still owns an array; whoever takes that renames the capsule.
+bool is_fresh(nb::handle capsule) {
+  return PyCapsule_IsValid(capsule.ptr(), "dltensor") == 1 ||
+         PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") == 1;
+}
+
+// What nanobind is to take for an array: itself, or the capsule of an exporter that we do not know.
+// Nanobind marks as taken what it is given, not what it asks for: an exporter that hands out one
+// capsule twice would have its memory freed twice.
+nb::object source_of(nb::handle object, const std::string& what) {
+  const Framework framework = framework_of(object);
+  nb::object capsule = nb::borrow(object);
+  if (framework == Framework::kOther && nb::hasattr(object, "__dlpack__")) {
+    try {
+      // Says of a read-only array that it is; older exporters do not know the keyword.
+      using nb::literals::operator""_a;
+      capsule = object.attr("__dlpack__")("max_version"_a = nb::make_tuple(1, 0));
+    } catch (const nb::python_error& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+      capsule = object.attr("__dlpack__")();
+    }
+    if (!PyCapsule_CheckExact(capsule.ptr())) {
+      throw nb::type_error((what + ": its __dlpack__ returned a value of type " + type_of(capsule) +
+                            ", not a capsule")
+                               .c_str());
+    }
+  } else if (framework != Framework::kCapsule) {
+    return capsule;
+  }
+  if (!is_fresh(capsule)) {
+    refuse(what + " is a DLPack capsule that was taken before: each serves once");
+  }
+  return capsule;
 }
 
 }  // namespace
 
 GivenArray::GivenArray(nb::handle object, std::string_view call, std::string_view name) {
   const auto what = [&] { return std::string(call) + ": " + std::string(name); };
-  nb::object source = nb::borrow(object);
   if (framework_of(object) == Framework::kTorch &&
       nb::cast<bool>(nb::getattr(object, "requires_grad", nb::bool_(false)))) {
     refuse(what() + " requires a gradient, which this function would lose: call the one of " +
@@ -89,6 +126,7 @@ GivenArray::GivenArray(nb::handle object, std::string_view call, std::string_vie
     refuse(what() + " is a masked array, and its mask would be lost: pass its filled(...), or of " +
            "sequences that are shorter than others cu_seqlens");
   }
+  nb::object source = source_of(object, what());
   if (!nb::try_cast(source, array_)) {
     const bool bfloat16 = is_numpy_bfloat16(source);
     if (bfloat16) source = source.attr("view")("uint16");
@@ -139,10 +177,10 @@ void GivenArray::check_writable(nb::handle object, std::string_view call, std::s
            " is an array of JAX, which never changes; pass it as the initial state of a call with "
            "output_final_state=True");
   }
+  const std::string what = std::string(call) + ": " + std::string(name);
   nb::ndarray<> array;
-  if (nb::try_cast(object, array)) return;
-  refuse(std::string(call) + ": " + std::string(name) +
-         " is read-only; a state that is updated must be writable");
+  if (nb::try_cast(source_of(object, what), array)) return;
+  refuse(what + " is read-only; a state that is updated must be writable");
 }
 
 ResultArray::ResultArray(const std::vector<std::int64_t>& shape, DType dtype) {
@@ -166,7 +204,8 @@ ResultArray::ResultArray(const std::vector<std::int64_t>& shape, DType dtype) {
 
 nb::object ResultArray::release(nb::handle like) {
   const Framework framework = framework_of(like);
-  const bool numpy_bfloat16 = framework == Framework::kNumpy && tensor_.dtype == DType::kBF16;
+  const bool numpy = framework == Framework::kNumpy || framework == Framework::kOther;
+  const bool numpy_bfloat16 = numpy && tensor_.dtype == DType::kBF16;
   std::array<std::size_t, kMaxRank> shape{};
   for (std::size_t i = 0; i < shape.size(); ++i)
     shape[i] = static_cast<std::size_t>(tensor_.extent[i]);
@@ -180,7 +219,7 @@ nb::object ResultArray::release(nb::handle like) {
   };
   if (framework == Framework::kTorch) return make(nb::pytorch());
   if (framework == Framework::kJax) return make(nb::jax());
-  if (framework == Framework::kDlpack) return make(nb::no_framework());
+  if (framework == Framework::kCapsule) return make(nb::no_framework());
   nb::object array = make(nb::numpy());
   if (!numpy_bfloat16) return array;
   // NumPy's own bfloat16 is that of ml_dtypes; `like` may be of another type.

@@ -4,6 +4,7 @@
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <fmt/format.h>
@@ -15,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "ouzel/error.h"
@@ -312,8 +314,8 @@ Generation* generate(const Model& model, nb::handle prompt, std::optional<std::i
                      std::optional<double> min_p, std::optional<double> repetition_penalty,
                      std::optional<std::int64_t> repetition_window,
                      std::optional<std::uint64_t> seed,
-                     const std::optional<std::vector<std::string>>& stop, PyContext* context,
-                     const nb::kwargs& unknown) {
+                     const std::optional<std::variant<std::string, std::vector<std::string>>>& stop,
+                     PyContext* context, const nb::kwargs& unknown) {
   refuse_keywords(nb::type<Model>(), "generate", unknown);
   const bool of_text = PyUnicode_Check(prompt.ptr());
   if (!of_text && !PyBytes_Check(prompt.ptr())) {
@@ -330,7 +332,10 @@ Generation* generate(const Model& model, nb::handle prompt, std::optional<std::i
   options.repetition_penalty = repetition_penalty.value_or(options.repetition_penalty);
   options.repetition_window = repetition_window.value_or(options.repetition_window);
   options.seed = seed.value_or(options.seed);
-  options.stop = stop.value_or(options.stop);
+  if (stop) {
+    const auto* const one = std::get_if<std::string>(&*stop);
+    options.stop = one != nullptr ? std::vector{*one} : std::get<1>(*stop);
+  }
   auto generation = std::make_unique<Generation>(model, std::move(start), options, of_text, tokens,
                                                  nb::find(context), state == nullptr);
   if (!ids.empty()) generation->read(std::string(ids.begin(), ids.end()));
@@ -517,14 +522,14 @@ void bind_models(nb::module_& module) {
            "None: the zero\nstate. Sampling options that are not given are those that the state "
            "was saved with, else\ntemperature 0.8 (0: the most likely token), top_k 0 (all), top_p "
            "1, min_p 0, repetition_penalty 1 over a\nrepetition_window of 64, seed 1, stop (): "
-           "texts that end the generation.",
-           nb::sig("def generate(self, prompt: str | bytes = '', tokens: int | None = None, *, "
-                   "state: State | None = None, temperature: float | None = None, top_k: int | "
-                   "None = None, top_p: float | None = None, min_p: float | None = None, "
-                   "repetition_penalty: float | None = None, repetition_window: int | None = None, "
-                   "seed: int | None = None, stop: collections.abc.Sequence[str] | None = None, "
-                   "context: Context | "
-                   "None = None) -> Generation"))
+           "a text or several that end the generation.",
+           nb::sig(
+               "def generate(self, prompt: str | bytes = '', tokens: int | None = None, *, "
+               "state: State | None = None, temperature: float | None = None, top_k: int | "
+               "None = None, top_p: float | None = None, min_p: float | None = None, "
+               "repetition_penalty: float | None = None, repetition_window: int | None = None, "
+               "seed: int | None = None, stop: str | collections.abc.Sequence[str] | None = None, "
+               "context: Context | None = None) -> Generation"))
       .def("__repr__", [](const Model& self) {
         return "<ouzel.Model of " + std::to_string(self.parameter_count()) + " parameters, " +
                self.fingerprint() + ">";

@@ -419,7 +419,8 @@ void bind_operators(nb::module_& module) {
       "Gaussian\nrows, orthogonal to each other within blocks of `keys`, of the lengths of "
       "Gaussian rows (norms\n'chi': unbiased) or all keys^0.5 ('sqrt'). The same numbers for "
       "the same seed, anywhere.");
-  module.def("explain", explain_law);
+  module.def("explain", explain_law, nb::arg("law"), nb::arg("T"), nb::arg("K"), nb::arg("V"),
+             nb::arg("H"));
 }
 
 }  // namespace ouzel::python

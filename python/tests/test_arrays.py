@@ -172,6 +172,52 @@ def test_what_an_array_says_of_itself_is_passed_on():
         ouzel.retention(q, Refuses(), v)
 
 
+class Exporter:
+    """An array of nobody's: all that is known of it is what its __dlpack__ returns."""
+
+    def __init__(self, export):
+        self.export = export
+
+    def __dlpack__(self, **keywords):
+        return self.export(**keywords)
+
+
+def test_capsules_that_are_handed_out_twice():
+    """The second would free what the first has freed."""
+    q, k, v = triple()
+    once = k.copy().__dlpack__()
+    twice = Exporter(lambda **_: once)
+    assert np.array_equal(ouzel.retention(q, twice, v)[0], ouzel.retention(q, k, v)[0])
+    for again in (twice, once):
+        with pytest.raises(ouzel.InvalidArgumentError, match="k is a DLPack capsule that was taken before"):
+            ouzel.retention(q, again, v)
+    state = np.zeros((2, 3, 8, 8), np.float32)
+    of_state = state.__dlpack__()
+    with pytest.raises(ouzel.InvalidArgumentError, match="initial_state is a DLPack capsule that was taken before"):
+        ouzel.retention.step(*(x[:, :1] for x in (q, k, v)), initial_state=Exporter(lambda **_: of_state))
+
+
+def test_exporters_of_any_age():
+    q, k, v = triple()
+    expected = ouzel.retention(q, k, v)[0]
+    for export in (lambda: k.__dlpack__(), lambda stream=None: k.__dlpack__(), lambda **all: k.__dlpack__(**all)):
+        assert np.array_equal(ouzel.retention(q, Exporter(export), v)[0], expected)
+    for wrong in (3, k, None):
+        with pytest.raises(TypeError, match="retention: k: its __dlpack__ returned a value of type"):
+            ouzel.retention(q, Exporter(lambda wrong=wrong, **_: wrong), v)
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_arrays_of_derived_types(readonly):
+    class Derived(np.ndarray):
+        pass
+
+    q, k, v = triple()
+    derived = k.view(Derived)
+    derived.flags.writeable = not readonly
+    assert np.array_equal(ouzel.retention(q, derived, v)[0], ouzel.retention(q, k, v)[0])
+
+
 class DLTensor(ctypes.Structure):
     _fields_ = [
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),

@@ -215,8 +215,9 @@ def test_generation_goes_on_from_its_state(model, tmp_path):
 def test_generation_stops(model):
     text = b"".join(model.generate(b"In the ", 60, seed=4))
     end, byte = next((i, c) for i, c in enumerate(text) if i >= 10 and c < 128)
-    generation = model.generate(b"In the ", 60, seed=4, stop=[chr(byte)])
-    assert b"".join(generation) == text[: text.index(byte)] and generation.finish == "stop"
+    for stop in ([chr(byte)], chr(byte)):
+        generation = model.generate(b"In the ", 60, seed=4, stop=stop)
+        assert b"".join(generation) == text[: text.index(byte)] and generation.finish == "stop"
     assert text.index(byte) <= end
     with pytest.raises(TypeError, match="prompt must be str or bytes"):
         model.generate(3)
