@@ -184,7 +184,7 @@ struct Forward {
       }
       const std::int64_t pitch = padded(columns, kSlab);
       b.pass.run(mode, tokens, b.factor, b.wide_o, pitch, false);
-      put_wide_rows(isa, b.wide_o, tokens, columns, to);
+      put_wide_rows(isa, b.wide_o, pitch, tokens, columns, to);
     }
     if (may_stream) finish_streams();
     if (!final || !outputs.final_state.present()) return;
@@ -321,10 +321,6 @@ void run_heads(Context& context, const Forward& forward, bool may_split) {
 bool is_plain(const RecurrenceSpec& spec, const RecurrenceShape& shape) {
   return spec.form != Form::kParallel && spec.causal && is_elementwise(spec.map.kind) &&
          StatePass::packs_ahead(shape.features, shape.values);
-}
-
-bool have_one_type(const RecurrenceInputs& inputs) {
-  return inputs.q.dtype == inputs.v.dtype && inputs.k.dtype == inputs.v.dtype;
 }
 
 }  // namespace

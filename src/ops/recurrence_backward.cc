@@ -1,7 +1,6 @@
 // Backward of the recurrence as a whole: its tasks, and the sums of the gradients of parameters.
 // The formulas are with the passes (recurrence_backward_passes.cc).
 #include "src/ops/recurrence_backward.h"
-#include "src/ops/widened.h"
 
 #include <algorithm>
 
@@ -84,8 +83,8 @@ void Backward::run() {
       count(values, Gradient::kV, value_heads,
             shape_.sequences * shape_.value_heads * value_columns.count());
   ScratchCounter transposed, straight;
-  BackwardBuffers(transposed, spec_, shape_, shape_.values, shape_.features);
-  BackwardBuffers(straight, spec_, shape_, shape_.features, value_columns.width);
+  buffers(transposed, shape_.values, shape_.features);
+  buffers(straight, shape_.features, value_columns.width);
   std::size_t bytes = std::max(transposed.bytes(), straight.bytes());
   for (const auto& [gradient, tasks] :
        {std::pair(Gradient::kQ, &query_heads), std::pair(Gradient::kK, &key_heads),
@@ -100,7 +99,7 @@ void Backward::run() {
     const std::int64_t head = task / query_columns.count() % shape_.query_heads;
     const std::int64_t group = task / query_columns.count() / shape_.query_heads;
     double* sums = maps ? weight_sums(group, head, false) : nullptr;
-    BackwardBuffers b(scratch, spec_, shape_, shape_.values, query_columns.size(c));
+    BackwardBuffers b = buffers(scratch, shape_.values, query_columns.size(c));
     for (std::int64_t n = group * shape_.sequences / groups;
          n < (group + 1) * shape_.sequences / groups; ++n) {
       query_pass(n, head, query_columns.begin(c), query_columns.size(c), sums, b);
@@ -112,7 +111,7 @@ void Backward::run() {
     const std::int64_t head = task / key_columns.count() % shape_.key_heads;
     const std::int64_t group = task / key_columns.count() / shape_.key_heads;
     double* sums = maps ? weight_sums(group, head, true) : nullptr;
-    BackwardBuffers b(scratch, spec_, shape_, shape_.values, key_columns.size(c));
+    BackwardBuffers b = buffers(scratch, shape_.values, key_columns.size(c));
     for (std::int64_t n = group * shape_.sequences / groups;
          n < (group + 1) * shape_.sequences / groups; ++n) {
       key_pass(n, head, key_columns.begin(c), key_columns.size(c), sums, b);
@@ -121,7 +120,7 @@ void Backward::run() {
   const auto value_task = [&](std::int64_t task, Scratch& scratch) {
     if (in_heads(Gradient::kV)) return heads_pass(Gradient::kV, value_heads[task], scratch);
     const std::int64_t c = task % value_columns.count(), state = task / value_columns.count();
-    BackwardBuffers b(scratch, spec_, shape_, shape_.features, value_columns.size(c));
+    BackwardBuffers b = buffers(scratch, shape_.features, value_columns.size(c));
     value_pass(state / shape_.value_heads, state % shape_.value_heads, value_columns.begin(c),
                value_columns.size(c), b);
   };
@@ -154,6 +153,25 @@ void Backward::run() {
   }
 }
 
+namespace {
+
+// Whether arrays of 16 bits are to be float32 altogether: those with exponents, and gradients that
+// are sums over outputs, which are rounded once.
+bool are_widened(const RecurrenceSpec& spec, const RecurrenceShape& shape,
+                 const RecurrenceInputs& inputs, const ConstTensor& above,
+                 const RecurrenceInputGrads& grads) {
+  if (info_of(spec.map.kind).running_maximum) {
+    return has_narrow(inputs, above) || is_narrow(grads.q) || is_narrow(grads.k) ||
+           is_narrow(grads.v);
+  }
+  const std::int64_t per_state = shape.outputs_per_state();
+  return (is_narrow(grads.q) && shape.outputs_per_query() > 1) ||
+         (is_narrow(grads.k) && shape.states_per_key() * per_state > 1) ||
+         (is_narrow(grads.v) && per_state > 1);
+}
+
+}  // namespace
+
 void recurrence_backward(Context& context, const RecurrenceSpec& spec,
                          const RecurrenceInputs& inputs, const RecurrenceOutputGrads& output_grads,
                          const RecurrenceInputGrads& input_grads,
@@ -173,8 +191,7 @@ void recurrence_backward(Context& context, const RecurrenceSpec& spec,
   check_positions(spec, shape, inputs.initial_state);
   if (map_grads != nullptr) check_feature_map_grads(spec.law->name, spec.map, *map_grads);
   if (shape.is_empty(input_grads.initial_state)) return;
-  if (has_narrow(inputs, output_grads.o) || is_narrow(input_grads.q) || is_narrow(input_grads.k) ||
-      is_narrow(input_grads.v)) {
+  if (are_widened(spec, shape, inputs, output_grads.o, input_grads)) {
     Widened widened(context);
     RecurrenceOutputGrads wide_above = output_grads;
     wide_above.o = widened.in(output_grads.o);

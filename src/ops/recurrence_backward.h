@@ -7,17 +7,73 @@
 
 #include "src/ops/heads_scan.h"
 #include "src/ops/key_exponents.h"
+#include "src/ops/widened.h"
 
 namespace ouzel {
+
+// Rows of an input of any type, which the passes read as float32, a chunk at a time.
+struct ChunkedRows {
+  Isa isa = Isa::kPortable;
+  AnyRows<const void> rows;
+  std::int64_t size = 0;
+  float* memory = nullptr;  // of a chunk, if they have 16 bits
+
+  // Rows of which tokens [t, t + tokens) are there, until the next call.
+  Rows<const float> operator()(std::int64_t t, std::int64_t tokens) const {
+    return wide_rows(isa, rows, t, tokens, size, memory);
+  }
+  void prefetch(StatePass& pass, std::int64_t t, std::int64_t column, std::int64_t columns) const {
+    if (rows.dtype != DType::kF32) return;
+    pass.prefetch(static_cast<const float*>(rows.at(t).first) + column, rows.stride, columns);
+  }
+  explicit operator bool() const { return static_cast<bool>(rows); }
+};
+
+// Rows of a gradient of any type, which a pass writes as float32.
+struct ChunkedGrads {
+  Isa isa = Isa::kPortable;
+  AnyRows<void> rows;
+  std::int64_t size = 0;
+  float* memory = nullptr;
+
+  bool wide() const { return rows.dtype == DType::kF32; }
+  Rows<float> operator()(std::int64_t t) const {
+    if (wide()) return {static_cast<float*>(rows.first), rows.stride};
+    const std::int64_t pitch = padded(size, kSlab);
+    return {memory - t * pitch, pitch};
+  }
+  // Columns of what was written there go where they belong.
+  void put(std::int64_t t, std::int64_t tokens, std::int64_t column, std::int64_t columns) const {
+    if (wide()) return;
+    put_wide_rows(isa, memory + column, padded(size, kSlab), tokens, columns,
+                  rows.at(t).from(column));
+  }
+  void prefetch(StatePass& pass, std::int64_t t, std::int64_t column, std::int64_t columns) const {
+    if (!wide()) return;
+    pass.prefetch(static_cast<const float*>(rows.at(t).first) + column, rows.stride, columns);
+  }
+  explicit operator bool() const { return static_cast<bool>(rows); }
+};
 
 struct BackwardBuffers {
   // A state of `rows` x `columns`.
   template <class Memory>
   BackwardBuffers(Memory& memory, const RecurrenceSpec& spec, const RecurrenceShape& shape,
-                  std::int64_t rows, std::int64_t columns)
+                  const RecurrenceInputs& inputs, const RecurrenceOutputGrads& above,
+                  const RecurrenceInputGrads& grads, std::int64_t rows, std::int64_t columns)
       : pass(memory, rows, columns),
         q_map(memory, spec.map, shape.map, MapUse::kAdjoint),
         k_map(memory, spec.map, shape.map, MapUse::kAdjoint) {
+    const auto wide = [&](const ConstTensor& x, std::int64_t size) {
+      return memory.template take<float>(is_narrow(x) ? wide_floats(size) : 0);
+    };
+    wide_q = wide(inputs.q, shape.keys);
+    wide_k = wide(inputs.k, shape.keys);
+    wide_v = wide(inputs.v, shape.values);
+    wide_do = wide(above.o, shape.values);
+    const bool any = is_narrow(grads.q) || is_narrow(grads.k) || is_narrow(grads.v);
+    wide_grads =
+        memory.template take<float>(any ? wide_floats(std::max(shape.keys, shape.values)) : 0);
     for (float** p : {&read_factor, &write_factor, &den, &denominator_grad}) {
       *p = memory.template take<float>(kChunk);
     }
@@ -27,6 +83,7 @@ struct BackwardBuffers {
     if (!spec.normalize) return;
     value_pitch = padded(shape.values, kSlab);
     values = memory.template take<float>(kChunk * value_pitch);
+    first_value = memory.template take<float>(value_pitch);
     value_dots = memory.template take<float>(kChunk);
     for (float** p : {&q_rows, &k_rows, &z_rows}) {
       *p = memory.template take<float>(kChunk * q_map.pitch());
@@ -39,7 +96,10 @@ struct BackwardBuffers {
   float* gradient;  // [64][pitch], of columns of the state
   std::int64_t value_pitch = 0;
   float *values = nullptr, *value_dots = nullptr;                 // [64][value pitch], [64]
+  float* first_value = nullptr;                                   // [value pitch]
   float *q_rows = nullptr, *k_rows = nullptr, *z_rows = nullptr;  // [64][pitch]
+  // A chunk of rows that have 16 bits.
+  float *wide_q, *wide_k, *wide_v, *wide_do, *wide_grads;
 };
 
 // Gradients of one sequence's state among the caller's, or nothing.
@@ -92,6 +152,9 @@ class Backward {
 
  private:
   enum class Gradient { kQ, kK, kV };
+  const Tensor& grad_of(Gradient gradient) const {
+    return gradient == Gradient::kQ ? out_.q : gradient == Gradient::kK ? out_.k : out_.v;
+  }
   // Whether a pass goes over several heads at once.
   bool in_heads(Gradient gradient) const;
   HeadsTasks heads_tasks(Gradient gradient) const;
@@ -108,9 +171,17 @@ class Backward {
                           const TokenValues& denominator_grad, std::int64_t t, const float* own,
                           float exponent, BackwardBuffers& b);
 
+  // Columns of q and k that these of the features are: maps that mix them come whole.
+  std::int64_t keys_of(std::int64_t columns) const {
+    return is_elementwise(spec_.map.kind) ? columns : shape_.keys;
+  }
   // Rows of v as the gradients of q and k see them: see normalizer_adjoint.
-  MappedRows values_of(const Rows<const float>& v, std::int64_t t, std::int64_t tokens,
-                       const float* first, BackwardBuffers& b) const;
+  MappedRows values_of(const ChunkedRows& v, std::int64_t t, std::int64_t tokens,
+                       std::int64_t first, BackwardBuffers& b) const;
+  template <class Memory>
+  BackwardBuffers buffers(Memory& memory, std::int64_t rows, std::int64_t columns) const {
+    return BackwardBuffers(memory, spec_, shape_, in_, up_, out_, rows, columns);
+  }
   // Multiplies the state and z.
   void rescale(float factor, BackwardBuffers& b) const;
   // Exponents of keys for a pass back in time; G is a multiple of 2 to minus them. Without

@@ -6,7 +6,7 @@
 namespace ouzel {
 
 bool Backward::in_heads(Gradient gradient) const {
-  if (!plain_ || !spec_.causal) return false;
+  if (!plain_ || !spec_.causal || !have_one_type(in_) || up_.o.dtype != in_.v.dtype) return false;
   switch (gradient) {
     case Gradient::kQ:
       return out_.q.present() && shape_.outputs_per_query() == 1 &&
@@ -26,7 +26,7 @@ HeadsTasks Backward::heads_tasks(Gradient gradient) const {
   const std::int64_t heads = values                     ? shape_.value_heads
                              : gradient == Gradient::kQ ? shape_.query_heads
                                                         : shape_.key_heads;
-  const Tensor& out = values ? out_.v : gradient == Gradient::kQ ? out_.q : out_.k;
+  const Tensor& out = grad_of(gradient);
   const bool side_by_side = shape_.query_heads == shape_.value_heads &&
                             shape_.key_heads == shape_.value_heads && is_side_by_side(in_.q) &&
                             is_side_by_side(in_.k) && is_side_by_side(in_.v) &&
@@ -43,7 +43,7 @@ HeadsTasks Backward::heads_tasks(Gradient gradient) const {
 std::size_t Backward::heads_scratch(Gradient gradient, const HeadsTasks& tasks) const {
   ScratchCounter counter;
   HeadsScan(counter, context_, gradient == Gradient::kV ? shape_.features : shape_.values,
-            tasks.width(), tasks.most_heads(), DType::kF32, false);
+            tasks.width(), tasks.most_heads(), grad_of(gradient).dtype, false);
   counter.take<Fold>(tasks.most_heads());
   return counter.bytes();
 }
@@ -53,7 +53,7 @@ void Backward::heads_pass(Gradient gradient, const HeadsTask& task, Scratch& scr
   const bool backwards = query == spec_.reverse;
   const Segment segment = shape_.segment(task.n);
   HeadsScan scan(scratch, context_, value ? shape_.features : shape_.values, task.columns,
-                 task.heads, DType::kF32, false);
+                 task.heads, grad_of(gradient).dtype, false);
   Fold* folds = scratch.take<Fold>(task.heads);
   const std::int64_t first = task.first;  // of the heads of the gradient: an output's, too
   const std::int64_t first_state = query ? shape_.state_of(first) : first;
@@ -61,7 +61,7 @@ void Backward::heads_pass(Gradient gradient, const HeadsTask& task, Scratch& scr
   const auto k = any_rows_of(in_.k, segment, shape_.key_of(first_state), backwards);
   const auto v = any_rows_of(in_.v, segment, first_state, backwards);
   const auto dout = any_rows_of(up_.o, segment, first, backwards);
-  const Tensor& out = query ? out_.q : value ? out_.v : out_.k;
+  const Tensor& out = grad_of(gradient);
   HeadsScanArgs args;
   args.read = query ? dout : value ? k : v;
   args.write = query ? v : value ? q : dout;

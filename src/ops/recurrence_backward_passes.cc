@@ -43,17 +43,24 @@ float Backward::final_grad_factor(std::int64_t n, std::int64_t state) const {
   return power_of_two(last_exponent(n, state) + (own != nullptr ? own[state] : 0));
 }
 
-MappedRows Backward::values_of(const Rows<const float>& v, std::int64_t t, std::int64_t tokens,
-                               const float* first, BackwardBuffers& b) const {
-  if (!relative_ || !v) return {v.at(t), v.stride};
-  for (std::int64_t i = 0; i < tokens; ++i) {
-    for (std::int64_t j = 0; j < shape_.values; ++j) b.values[i * b.value_pitch + j] = -first[j];
+MappedRows Backward::values_of(const ChunkedRows& v, std::int64_t t, std::int64_t tokens,
+                               std::int64_t first, BackwardBuffers& b) const {
+  if (!relative_ || !v) {
+    const Rows<const float> rows = v(t, tokens);
+    return {rows.at(t), rows.stride};
   }
+  if (t == 0) std::copy_n(v(first, 1).at(first), shape_.values, b.first_value);
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    for (std::int64_t j = 0; j < shape_.values; ++j) {
+      b.values[i * b.value_pitch + j] = -b.first_value[j];
+    }
+  }
+  const Rows<const float> rows = v(t, tokens);
   MapAdjointArgs add;
   add.tokens = tokens;
   add.size = shape_.values;
-  add.x = add.dy = v.at(t);
-  add.x_stride = add.dy_stride = v.stride;
+  add.x = add.dy = rows.at(t);
+  add.x_stride = add.dy_stride = rows.stride;
   add.dx = b.values;
   add.dx_stride = b.value_pitch;
   add.add = true;
@@ -93,19 +100,23 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
   const Segment segment = shape_.segment(n), keys = shape_.key_segment(n);
   const std::int64_t length = segment.length, pitch = b.q_map.pitch();
   const bool backwards = spec_.reverse;
-  const Rows<const float> q = rows_of(in_.q, segment, query_head, backwards);
-  const Rows<float> dq = rows_of(out_.q, segment, query_head, backwards);
-  const bool stream =
-      plain_ && dq && is_streamed(count_of(out_.q), {dq.from(column).first, dq.stride}, columns);
+  const ChunkedRows q = {isa_, any_rows_of(in_.q, segment, query_head, backwards), shape_.keys,
+                         b.wide_q};
+  const ChunkedGrads dq = {isa_, any_rows_of(out_.q, segment, query_head, backwards), shape_.keys,
+                           b.wide_grads};
+  const bool stream = plain_ && dq && is_streamed(count_of(out_.q), dq.rows.from(column), columns);
   b.q_map.bind(isa_, spec_.map.q, query_head, path_of(in_.initial_state, n, length, false));
   std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
   const std::int64_t per_query = shape_.outputs_per_query();
   for (std::int64_t r = 0; r < per_query; ++r) {
     const std::int64_t output = query_head * per_query + r;
     const std::int64_t state = shape_.state_of(output), key_head = shape_.key_of(state);
-    const Rows<const float> k = rows_of(in_.k, keys, key_head, backwards);
-    const Rows<const float> v = rows_of(in_.v, keys, state, backwards);
-    const Rows<const float> dout = rows_of(up_.o, segment, output, backwards);
+    const ChunkedRows k = {isa_, any_rows_of(in_.k, keys, key_head, backwards), shape_.keys,
+                           b.wide_k};
+    const ChunkedRows v = {isa_, any_rows_of(in_.v, keys, state, backwards), shape_.values,
+                           b.wide_v};
+    const ChunkedRows dout = {isa_, any_rows_of(up_.o, segment, output, backwards), shape_.values,
+                              b.wide_do};
     const TokenValues inverse = token_values(0, segment, output, backwards);
     const TokenValues denominator_grad = token_values(1, segment, output, backwards);
     const Fold fold(log_decay_of(spec_, state), false);
@@ -145,10 +156,10 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
     norm.den = b.den;
     const auto pack_values = [&](std::int64_t t, std::int64_t tokens) {
       if (spec_.normalize) {
-        b.k_map.dense(k, t, tokens, b.k_rows);
+        b.k_map.dense(k(t, tokens), t, tokens, b.k_rows);
         b.pass.pack_values({b.k_rows + column, pitch}, tokens);
       } else {
-        MappedRows rows = b.k_map.apply(k, t, tokens);
+        MappedRows rows = b.k_map.apply(k(t, tokens), t, tokens);
         rows.rows += column;
         b.pass.pack_values(rows, tokens);
       }
@@ -158,7 +169,7 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
         check_cancelled();
         tokens = chunk_tokens(t, keys.length, scales);
         if (scales) rescale_to(scales[t]);
-        b.pass.pack({}, values_of(v, t, tokens, v.first, b), tokens, nullptr);
+        b.pass.pack({}, values_of(v, t, tokens, 0, b), tokens, nullptr);
         pack_values(t, tokens);
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
         if (spec_.normalize) {
@@ -175,20 +186,22 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
       tokens = chunk_tokens(t, length, spec_.causal ? scales : TokenValues());
       if (spec_.causal && scales) rescale_to(scales[t]);
       MappedRows write;
-      if (spec_.causal) write = values_of(v, t, tokens, v.first, b);
-      b.pass.pack({dout.at(t), dout.stride}, write, tokens, fold.write_or_null());
+      if (spec_.causal) write = values_of(v, t, tokens, 0, b);
+      const Rows<const float> above = dout(t, tokens);
+      b.pass.pack({above.at(t), above.stride}, write, tokens, fold.write_or_null());
       if (spec_.causal) pack_values(t, tokens);
       const std::int64_t next = t + kChunk;
       if (next < length) {
-        b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
-        b.pass.prefetch(v.at(next), v.stride, shape_.values);
-        b.pass.prefetch(k.at(next) + column, k.stride, columns);
-        b.pass.prefetch(q.at(next) + column, q.stride, columns);
+        dout.prefetch(b.pass, next, 0, shape_.values);
+        v.prefetch(b.pass, next, 0, shape_.values);
+        k.prefetch(b.pass, next, column, columns);
+        q.prefetch(b.pass, next, column, columns);
       }
+      const Rows<const float> queries = q(t, tokens);
       for (std::int64_t i = 0; i < tokens; ++i) b.read_factor[i] = scale_ * fold.read[i];
-      const float* own = exponents_ ? b.q_map.own_exponents(q, t, tokens) : nullptr;
+      const float* own = exponents_ ? b.q_map.own_exponents(queries, t, tokens) : nullptr;
       if (spec_.normalize) {
-        b.q_map.dense(q, t, tokens, b.q_rows);
+        b.q_map.dense(queries, t, tokens, b.q_rows);
         norm.mode = mode;
         norm.tokens = tokens;
         norm.z_rows = b.z_rows;
@@ -199,21 +212,24 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
             output_factor(spec_, scale_ * b.den[i], own != nullptr ? own[i] + exponent : 0);
         b.read_factor[i] *= inverse[t + i];
       }
-      if (dq && !stream && next < length) b.pass.prefetch(dq.at(next) + column, dq.stride, columns);
+      if (dq && !stream && next < length) dq.prefetch(b.pass, next, column, columns);
+      const Rows<float> grads = dq ? dq(t) : Rows<float>();
       if (dq && r == 0 && plain_) {
-        b.pass.run(mode, tokens, b.read_factor, dq.at(t) + column, dq.stride, stream);
+        b.pass.run(mode, tokens, b.read_factor, grads.at(t) + column, grads.stride, stream);
+        dq.put(t, tokens, column, columns);
         continue;
       }
       b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
       if (spec_.normalize) {
         std::fill(b.value_dots, b.value_dots + tokens, 0.0f);
         if (relative_ && v) {
-          matrix_vector(isa_, tokens, shape_.values, dout.at(t), dout.stride, v.first, nullptr,
-                        b.value_dots);
+          matrix_vector(isa_, tokens, shape_.values, above.at(t), above.stride, b.first_value,
+                        nullptr, b.value_dots);
         }
         normalizer_adjoint(tokens, inverse, denominator_grad, t, own, exponent, b);
       }
-      b.q_map.adjoint(q, t, tokens, b.gradient, dq, r > 0, column, columns, sums);
+      b.q_map.adjoint(queries, t, tokens, b.gradient, grads, r > 0, column, columns, sums);
+      if (dq) dq.put(t, tokens, column, keys_of(columns));
     }
   }
   if (stream) finish_streams();
@@ -224,10 +240,11 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
   const Segment segment = shape_.segment(n), keys = shape_.key_segment(n);
   const std::int64_t length = keys.length, pitch = b.q_map.pitch();
   const bool backwards = !spec_.reverse;
-  const Rows<const float> k = rows_of(in_.k, keys, key_head, backwards);
-  const Rows<float> dk = rows_of(out_.k, keys, key_head, backwards);
-  const bool stream =
-      plain_ && dk && is_streamed(count_of(out_.k), {dk.from(column).first, dk.stride}, columns);
+  const ChunkedRows k = {isa_, any_rows_of(in_.k, keys, key_head, backwards), shape_.keys,
+                         b.wide_k};
+  const ChunkedGrads dk = {isa_, any_rows_of(out_.k, keys, key_head, backwards), shape_.keys,
+                           b.wide_grads};
+  const bool stream = plain_ && dk && is_streamed(count_of(out_.k), dk.rows.from(column), columns);
   b.k_map.bind(isa_, key_weights(spec_.map), key_head, {});
   std::fill(b.gradient, b.gradient + b.gradient_size, 0.0f);  // columns that no pass writes
   const std::int64_t per_state = shape_.outputs_per_state();
@@ -236,9 +253,12 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
     const std::int64_t output = key_head * per_key + r;
     const std::int64_t state = shape_.state_of(output), query_head = shape_.query_of(output);
     const bool first = r % per_state == 0;  // of this state's outputs: the final state's gradient
-    const Rows<const float> q = rows_of(in_.q, segment, query_head, backwards);
-    const Rows<const float> v = rows_of(in_.v, keys, state, backwards);
-    const Rows<const float> dout = rows_of(up_.o, segment, output, backwards);
+    const ChunkedRows q = {isa_, any_rows_of(in_.q, segment, query_head, backwards), shape_.keys,
+                           b.wide_q};
+    const ChunkedRows v = {isa_, any_rows_of(in_.v, keys, state, backwards), shape_.values,
+                           b.wide_v};
+    const ChunkedRows dout = {isa_, any_rows_of(up_.o, segment, output, backwards), shape_.values,
+                              b.wide_do};
     const TokenValues inverse = token_values(0, segment, output, backwards);
     const TokenValues denominator_grad = token_values(1, segment, output, backwards);
     const Fold fold(log_decay_of(spec_, state), true);
@@ -277,12 +297,14 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
         if (factors_) b.write_factor[i] *= inverse[t + i];
         if (spec_.normalize) b.denominator_grad[i] = scale_ * denominator_grad[t + i];
       }
-      b.pass.pack(read, {dout.at(t), dout.stride}, tokens, plain_factor ? nullptr : b.write_factor);
+      const Rows<const float> above = dout(t, tokens);
+      b.pass.pack(read, {above.at(t), above.stride}, tokens,
+                  plain_factor ? nullptr : b.write_factor);
       if (spec_.normalize) {
-        b.q_map.dense(q, t, tokens, b.q_rows);
+        b.q_map.dense(q(t, tokens), t, tokens, b.q_rows);
         b.pass.pack_values({b.q_rows + column, pitch}, tokens);
       } else {
-        MappedRows rows = b.q_map.apply(q, t, tokens);
+        MappedRows rows = b.q_map.apply(q(t, tokens), t, tokens);
         rows.rows += column;
         b.pass.pack_values(rows, tokens);
       }
@@ -309,18 +331,20 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
         rescale(power_of_two(scales[t] - exponent), b);
         exponent = scales[t];
       }
-      const MappedRows read = values_of(v, t, tokens, v.at(length - 1), b);
+      const MappedRows read = values_of(v, t, tokens, length - 1, b);
       spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
       const std::int64_t next = t + kChunk;
       if (next < length) {
-        b.pass.prefetch(v.at(next), v.stride, shape_.values);
-        b.pass.prefetch(dout.at(next), dout.stride, shape_.values);
-        b.pass.prefetch(q.at(next) + column, q.stride, columns);
-        b.pass.prefetch(k.at(next) + column, k.stride, columns);
+        v.prefetch(b.pass, next, 0, shape_.values);
+        dout.prefetch(b.pass, next, 0, shape_.values);
+        q.prefetch(b.pass, next, column, columns);
+        k.prefetch(b.pass, next, column, columns);
       }
-      if (dk && !stream && next < length) b.pass.prefetch(dk.at(next) + column, dk.stride, columns);
+      if (dk && !stream && next < length) dk.prefetch(b.pass, next, column, columns);
+      const Rows<float> grads = dk ? dk(t) : Rows<float>();
       if (dk && r == 0 && plain_) {
-        b.pass.run(mode, tokens, b.read_factor, dk.at(t) + column, dk.stride, stream);
+        b.pass.run(mode, tokens, b.read_factor, grads.at(t) + column, grads.stride, stream);
+        dk.put(t, tokens, column, columns);
         continue;
       }
       b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
@@ -329,7 +353,8 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
         scan.tokens = tokens;
         vector_scan(isa_, scan);
       }
-      b.k_map.adjoint(k, t, tokens, b.gradient, dk, r > 0, column, columns, sums);
+      b.k_map.adjoint(k(t, tokens), t, tokens, b.gradient, grads, r > 0, column, columns, sums);
+      if (dk) dk.put(t, tokens, column, keys_of(columns));
     }
     if (spec_.normalize && out_.initial_state.present()) {
       const StateView& to = out_.initial_state;
@@ -351,10 +376,11 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
   const std::int64_t length = keys.length, pitch = padded(columns, kSlab);
   const bool backwards = !spec_.reverse;
   const std::int64_t key_head = shape_.key_of(state);
-  const Rows<const float> k = rows_of(in_.k, keys, key_head, backwards);
-  const Rows<float> dv = rows_of(out_.v, keys, state, backwards);
-  const bool stream =
-      dv && is_streamed(count_of(out_.v), {dv.from(column).first, dv.stride}, columns);
+  const ChunkedRows k = {isa_, any_rows_of(in_.k, keys, key_head, backwards), shape_.keys,
+                         b.wide_k};
+  const ChunkedGrads dv = {isa_, any_rows_of(out_.v, keys, state, backwards), shape_.values,
+                           b.wide_grads};
+  const bool stream = dv && is_streamed(count_of(out_.v), dv.rows.from(column), columns);
   const Fold fold(log_decay_of(spec_, state), true);
   const TokenValues scales = exponents_back_in_time(n, state);
   b.k_map.bind(isa_, key_weights(spec_.map), key_head,
@@ -363,8 +389,10 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
   const std::int64_t per_state = shape_.outputs_per_state();
   for (std::int64_t r = 0; r < per_state; ++r) {
     const std::int64_t output = state * per_state + r, query_head = shape_.query_of(output);
-    const Rows<const float> q = rows_of(in_.q, segment, query_head, backwards);
-    const Rows<const float> dout = rows_of(up_.o, segment, output, backwards);
+    const ChunkedRows q = {isa_, any_rows_of(in_.q, segment, query_head, backwards), shape_.keys,
+                           b.wide_q};
+    const ChunkedRows dout = {isa_, any_rows_of(up_.o, segment, output, backwards), shape_.values,
+                              b.wide_do};
     const TokenValues inverse = token_values(0, segment, output, backwards);
     b.q_map.bind(isa_, spec_.map.q, query_head,
                  path_of(in_.initial_state, n, segment.length, true));
@@ -386,9 +414,10 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
         b.write_factor[i] = write_scale_ * fold.write[i];
         if (factors_) b.write_factor[i] *= inverse[t + i];
       }
-      b.pass.pack(read, b.q_map.apply(q, t, tokens), tokens,
+      b.pass.pack(read, b.q_map.apply(q(t, tokens), t, tokens), tokens,
                   plain_factor ? nullptr : b.write_factor);
-      b.pass.pack_values({dout.at(t) + column, dout.stride}, tokens);
+      const Rows<const float> above = dout(t, tokens);
+      b.pass.pack_values({above.at(t) + column, above.stride}, tokens);
     };
     if (!spec_.causal || !dv) {
       const TokenValues queries = spec_.causal ? scales : TokenValues();
@@ -406,17 +435,19 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
       check_cancelled();
       tokens = chunk_tokens(t, length, scales);
       if (scales) rescale_to(scales[t]);
-      const MappedRows read = b.k_map.apply(k, t, tokens);
+      const MappedRows read = b.k_map.apply(k(t, tokens), t, tokens);
       spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
       const std::int64_t next = t + kChunk;
       if (next < length) {
-        b.pass.prefetch(k.at(next), k.stride, shape_.keys);
-        b.pass.prefetch(q.at(next), q.stride, shape_.keys);
-        b.pass.prefetch(dout.at(next) + column, dout.stride, columns);
+        k.prefetch(b.pass, next, 0, shape_.keys);
+        q.prefetch(b.pass, next, 0, shape_.keys);
+        dout.prefetch(b.pass, next, column, columns);
       }
-      if (!stream && next < length) b.pass.prefetch(dv.at(next) + column, dv.stride, columns);
+      if (!stream && next < length) dv.prefetch(b.pass, next, column, columns);
+      const Rows<float> grads = dv(t);
       if (r == 0) {
-        b.pass.run(mode, tokens, b.read_factor, dv.at(t) + column, dv.stride, stream);
+        b.pass.run(mode, tokens, b.read_factor, grads.at(t) + column, grads.stride, stream);
+        dv.put(t, tokens, column, columns);
         continue;
       }
       b.pass.run(mode, tokens, b.read_factor, b.gradient, pitch);
@@ -427,8 +458,8 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
       add.x_stride = pitch;
       add.dy = b.gradient;
       add.dy_stride = pitch;
-      add.dx = dv.at(t) + column;
-      add.dx_stride = dv.stride;
+      add.dx = grads.at(t) + column;
+      add.dx_stride = grads.stride;
       add.add = true;
       map_adjoint(isa_, add);
     }

@@ -183,7 +183,7 @@ struct Parallel {
         for (std::int64_t s = 0; s < end; ++s) row[column(keys, s)] *= factor;
       }
     }
-    if (o.dtype != DType::kF32) put_wide_rows(isa, b.o, rows, shape.values, o);
+    if (o.dtype != DType::kF32) put_wide_rows(isa, b.o, b.value_pitch, rows, shape.values, o);
   }
 
   std::int64_t column(const Segment& segment, std::int64_t t) const {

@@ -274,10 +274,10 @@ Rows<const float> wide_rows(Isa isa, const AnyRows<const void>& rows, std::int64
   return {memory - t * pitch, pitch};
 }
 
-void put_wide_rows(Isa isa, const float* from, std::int64_t tokens, std::int64_t size,
-                   const AnyRows<void>& to) {
+void put_wide_rows(Isa isa, const float* from, std::int64_t pitch, std::int64_t tokens,
+                   std::int64_t size, const AnyRows<void>& to) {
   store_rows(isa, {.from = from,
-                   .pitch = padded(size, kSlab),
+                   .pitch = pitch,
                    .rows = tokens,
                    .size = size,
                    .to = to.first,

@@ -168,9 +168,9 @@ inline std::int64_t wide_floats(std::int64_t size) { return kChunk * padded(size
 // `memory`.
 Rows<const float> wide_rows(Isa isa, const AnyRows<const void>& rows, std::int64_t t,
                             std::int64_t tokens, std::int64_t size, float* memory);
-// A chunk of rows of float32, padded(size, kSlab) apart, rounded to where they belong.
-void put_wide_rows(Isa isa, const float* from, std::int64_t tokens, std::int64_t size,
-                   const AnyRows<void>& to);
+// A chunk of rows of float32, `pitch` apart, rounded to where they belong.
+void put_wide_rows(Isa isa, const float* from, std::int64_t pitch, std::int64_t tokens,
+                   std::int64_t size, const AnyRows<void>& to);
 
 // Zeros the rows of x that no segment covers, as tasks of a run: one per batch row.
 std::int64_t gap_tasks(const RecurrenceShape& shape);

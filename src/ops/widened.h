@@ -31,5 +31,8 @@ class Widened {
 inline bool is_narrow(const ConstTensor& x) { return x.present() && x.dtype != DType::kF32; }
 // Whether q, k, v or the other tensor are.
 bool has_narrow(const RecurrenceInputs& inputs, const ConstTensor& other);
+inline bool have_one_type(const RecurrenceInputs& inputs) {
+  return inputs.q.dtype == inputs.v.dtype && inputs.k.dtype == inputs.v.dtype;
+}
 
 }  // namespace ouzel
