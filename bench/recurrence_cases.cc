@@ -161,6 +161,32 @@ Row backward(const typename Law::Options& options, std::string variant, std::int
   return row;
 }
 
+template <class Law>
+Row bf16_backward(std::int64_t d, const CaseOptions& bench) {
+  Problem wide(d, 0);
+  Context context = bench.context(1);
+  const Data d_o(6, {1, kTokens, kHeads, d}), dq = wide.o.like(), dk = dq.like(), dv = dq.like();
+  const Narrow q(context, wide.q), k(context, wide.k), v(context, wide.v), n_o(context, d_o);
+  const Narrow nq(context, wide.q), nk(context, wide.q), nv(context, wide.q);
+  Problem narrow(d, 0);
+  narrow.inputs = {.q = q.tensor, .k = k.tensor, .v = v.tensor};
+  Row row = wide.row(Law::kName, "backward", "over float32");
+  row.dtype = "bf16";
+  row.clock = "one call; ratio: the time of the same with float32 inputs and gradients over it";
+  row = with_ratio(
+      row, bench.runs,
+      [&] {
+        Law::backward(context, {}, narrow, nullptr, {.o = n_o.tensor},
+                      {.q = nq.tensor, .k = nk.tensor, .v = nv.tensor});
+      },
+      [&] {
+        Law::backward(context, {}, wide, nullptr, {.o = d_o.tensor()},
+                      {.q = dq.tensor(), .k = dk.tensor(), .v = dv.tensor()});
+      });
+  for (const Data* gradient : {&dq, &dk, &dv}) gradient->consume(Law::kName);
+  return row;
+}
+
 ChunkedScan chunked_scan_of(const Problem& p) {
   return {.tokens = kTokens,
           .heads = kHeads,
@@ -252,6 +278,8 @@ void add_recurrence_cases(std::vector<Case>& cases) {
     });
     add("linear_attention/forward_bf16", d,
         [=](const CaseOptions& bench) { return bf16_forward<LinearAttention>(d, bench); });
+    add("linear_attention/backward_bf16", d,
+        [=](const CaseOptions& bench) { return bf16_backward<LinearAttention>(d, bench); });
     add("linear_attention/forward_chunked", d,
         [=](const CaseOptions& bench) { return chunked_forward(d, bench); });
     add("linear_attention/backward_chunked", d,
@@ -260,6 +288,8 @@ void add_recurrence_cases(std::vector<Case>& cases) {
         [=](const CaseOptions& bench) { return forward<Retention>({}, "", d, 0, bench); });
     add("retention/forward_bf16", d,
         [=](const CaseOptions& bench) { return bf16_forward<Retention>(d, bench); });
+    add("retention/backward_bf16", d,
+        [=](const CaseOptions& bench) { return bf16_backward<Retention>(d, bench); });
     add("retention/backward", d,
         [=](const CaseOptions& bench) { return backward<Retention>({}, "", d, bench); });
   }
