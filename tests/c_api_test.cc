@@ -9,8 +9,10 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ouzel/feature_map.h"
@@ -137,6 +139,12 @@ TEST(CApi, DrawsProjections) {
   float w = 0;
   EXPECT_EQ(ouzel_draw_orthogonal_projection(7, 2, 1, 1, &w), OUZEL_INVALID_ARGUMENT);
   EXPECT_EQ(ouzel_draw_orthogonal_projection(7, OUZEL_NORMS_CHI, 0, 4, &w), OUZEL_INVALID_ARGUMENT);
+  for (const auto& [rows, keys] : {std::pair<std::int64_t, std::int64_t>(1, INT64_C(1) << 62),
+                                   {INT64_C(1) << 62, 1},
+                                   {INT64_C(1) << 31, INT64_C(1) << 31}}) {
+    expect_failure(ouzel_draw_orthogonal_projection(7, OUZEL_NORMS_CHI, rows, keys, &w),
+                   OUZEL_INVALID_ARGUMENT, fmt::format("[{}, {}]", rows, keys).c_str());
+  }
   EXPECT_EQ(ouzel_draw_orthogonal_projection(7, OUZEL_NORMS_CHI, 1, 1, nullptr),
             OUZEL_INVALID_ARGUMENT);
 }
@@ -184,6 +192,9 @@ TEST(CApi, SaysWhatIsWrong) {
   expect_failure(ouzel_context_create(&options, &none), OUZEL_INVALID_ARGUMENT, "'mmx'");
   EXPECT_EQ(none, nullptr);
   ouzel_model* model = nullptr;
+  // Sentences are UTF-8, whatever bytes a name has.
+  expect_failure(ouzel_model_load(context.handle, "no\xffé\n\x1b", &model), OUZEL_IO,
+                 "no\\xffé\n\\x1b: ");
   expect_failure(ouzel_model_load(context.handle, "no/such/folder", &model), OUZEL_IO,
                  "no/such/folder");
   EXPECT_EQ(model, nullptr);
@@ -366,6 +377,31 @@ TEST(CApi, StreamsGoOnFromSavedStates) {
   const auto throws = [](void*, const char*, std::size_t) -> std::int32_t { throw 1; };
   expect_failure(ouzel_generator_generate(again, 20, throws, nullptr, nullptr), OUZEL_INTERNAL,
                  "exception");
+
+  // A callback may look at its generator, and not make it go on.
+  struct Seen {
+    ouzel_generator* self;
+    std::vector<ouzel_status> codes = {};
+    std::string sentence = "";
+  } seen{again};
+  const auto enters = [](void* user, const char*, std::size_t) -> std::int32_t {
+    auto& my = *static_cast<Seen*>(user);
+    const auto inner = [](void*, const char*, std::size_t) { return std::int32_t{1}; };
+    my.codes.push_back(ouzel_generator_generate(my.self, 3, inner, nullptr, nullptr));
+    my.sentence = ouzel_last_error();
+    my.codes.push_back(ouzel_generator_read(my.self, "x", 1));
+    ouzel_state* now = nullptr;
+    my.codes.push_back(ouzel_generator_state(my.self, &now));
+    ouzel_state_destroy(now);
+    return 0;
+  };
+  const std::int64_t before = ouzel_generator_position(again);
+  ASSERT_EQ(ouzel_generator_generate(again, 20, enters, &seen, &finish), OUZEL_OK);
+  EXPECT_EQ(seen.codes,
+            (std::vector<ouzel_status>{OUZEL_INVALID_ARGUMENT, OUZEL_INVALID_ARGUMENT, OUZEL_OK}));
+  EXPECT_NE(seen.sentence.find("its own callback"), std::string::npos) << seen.sentence;
+  EXPECT_EQ(ouzel_generator_position(again), before + 1);
+  ASSERT_EQ(ouzel_generator_generate(again, 2, stop, nullptr, &finish), OUZEL_OK);  // and goes on
 
   for (ouzel_state* held : {state, copy, loaded}) ouzel_state_destroy(held);
   ouzel_generator_destroy(generator);

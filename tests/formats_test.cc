@@ -175,6 +175,9 @@ TEST_F(Formats, HarmlessDifferencesOfWritersAreRead) {
 TEST_F(Formats, DamagedFramesAreRefused) {
   expect_bad(put(""), "0 bytes");
   expect_bad(put("short"), "5 bytes");
+  expect_bad(put("In the beginning"),
+             "not a safetensors file, but text that begins with 'In the b'");
+  expect_bad(put("{\n  \"a\": 1}"), "text that begins with '{\\x0a  ");
   expect_bad(put(std::string("\x10\0\0\0\0\0\0\0", 8)), "cut off");
   expect_bad(put(std::string("\xff\xff\xff\xff\xff\xff\xff\xff{}", 10)), "the limit is");
   expect_bad(put(std::string("\x01\xe1\xf5\x05\0\0\0\0", 8)), "the limit is");  // 100,000,001

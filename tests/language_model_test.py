@@ -711,9 +711,15 @@ class Train(ModelTest):
         common = ["train", "--data", self.text, "--out", out]
         self.assert_fails(run(*common, "--model", "retnot"), 2, "--model", "retnet")
         self.assert_fails(run(*common, "--iteratons", 3), 2, "did you mean '--iterations'?")
-        self.assert_fails(run(*common, "--dim", 33, "--heads", 2), 2, "33")
-        self.assert_fails(run(*common, "--lr", -1), 2, "lr")
-        self.assert_fails(run(*common, "--batch", 0), 2, "batch")
+        self.assert_fails(run(*common, "--dim", 33, "--heads", 2), 2, "--dim 33 is its hidden_size",
+                          "--heads 2 is its num_heads")
+        # Options are named as they were given.
+        for flag, value in (("--lr", -1), ("--min-lr", 2), ("--batch", 0), ("--grad-accumulation", 0),
+                            ("--validate-every", 0), ("--weight-decay", "nan"), ("--beta2", 1)):
+            self.assert_fails(run(*common, flag, value), 2, f"ouzel train: {flag} is {value}, which is not")
+        self.assert_fails(run(*common, "--resume", "--overwrite"), 2, "--resume goes on", "--overwrite")
+        self.assert_fails(run(*common, "--model", "transformer", "--carry"), 2,
+                          "ouzel train: --carry: the state of layer 0")
         self.assertFalse(out.exists())
 
 

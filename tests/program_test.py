@@ -12,6 +12,7 @@ import shutil
 import struct
 import subprocess
 import unittest
+from pathlib import Path
 
 from program import OUZEL, ProgramTest, floats, run, safetensors
 
@@ -46,6 +47,17 @@ class Usage(ProgramTest):
         self.assert_fails(run("info", "--jsno"), 2, "ouzel info: ", "did you mean '--json'?")
         self.assert_fails(run("info", "-json"), 2, "did you mean '--json'?")
         self.assert_fails(run("info", "--treads=2"), 2, "did you mean '--threads'?")
+        for verb, flag, meant in (("generate", "--temp", "--temperature"), ("train", "--epochs", "--iterations"),
+                                  ("train", "--batch-size=3", "--batch"), ("train", "--batch_size", "--batch"),
+                                  ("train", "--steps", "--iterations"), ("train", "--learning-rate", "--lr"),
+                                  ("generate", "--max-new-tokens", "--tokens")):
+            self.assert_fails(run(verb, flag), 2, f"'{flag.split('=')[0]}'; did you mean '{meant}'?")
+        self.assertNotIn("did you mean", run("info", "--epochs").stderr)
+        # Only flags that there are.
+        source = (Path(__file__).parent.parent / "apps" / "ouzel" / "main.cc").read_text()
+        for elsewhere, here in re.findall(r'\{"(--[a-z-]+)",\s+"(--[a-z-]+)"\}', source):
+            self.assertTrue(any(f"did you mean '{here}'?" in run(verb, elsewhere).stderr
+                                for verb in ("train", "generate", "eval", "info")), elsewhere)
         process = run("zzzzzzzz")
         self.assert_fails(process, 2)
         self.assertNotIn("did you mean", process.stderr)
@@ -276,7 +288,7 @@ class Info(ProgramTest):
         whole = safetensors(one)
         for name, content, part in (
                 ("empty", b"", "0 bytes"),
-                ("text", b"Lorem ipsum dolor sit amet", "header of"),
+                ("text", b"Lorem ipsum dolor sit amet", "text that begins with"),
                 ("cut", whole[:-1], "cut off"),
                 ("longer", whole + b"x", "belong to no tensor"),
                 ("giant", struct.pack("<Q", 1 << 63) + whole, "limit"),

@@ -147,6 +147,9 @@ TEST(Registry, AttributesAreCheckedByKind) {
   refused(linear, "feature_map", "hedgehogs", "did you mean 'hedgehog'?");
   refused(linear, "cu_seqlens", "[0, 1.5]", "list of whole numbers");
   refused(linear, "cu_seqlens", "[0, 1", "list of whole numbers");
+  for (const char* gap : {"0,,5", ",0,5", "0,5,", "[0, 5,]", "[,]", ","}) {
+    refused(linear, "cu_seqlens", gap, "list of whole numbers");
+  }
   refused(softmax, "window_size", "7.0", "a whole number");
   refused(softmax, "window_size", "99999999999999999999", "a whole number");
 }

@@ -34,13 +34,6 @@ struct Options {
   CommonOptions common;
 };
 
-// "window_size" as a flag: "--window-size".
-std::string flag_of(const std::string& attribute) {
-  std::string flag = "--" + attribute;
-  std::replace(flag.begin() + 2, flag.end(), '_', '-');
-  return flag;
-}
-
 const char* value_name(AttributeKind kind) {
   switch (kind) {
     case AttributeKind::kInteger:

@@ -19,6 +19,7 @@
 #include "ouzel/train.h"
 #include "src/formats/files.h"
 #include "src/train/checkpoint.h"
+#include "src/train/trainer.h"
 
 namespace ouzel::app {
 namespace {
@@ -46,7 +47,18 @@ ModelConfig model_config(const Options& options) {
   if (options.layers) config.num_hidden_layers = *options.layers;
   if (options.dim) config.hidden_size = *options.dim;
   if (options.heads) config.mixer.num_heads = *options.heads;
-  config.check();
+  try {
+    config.check();
+  } catch (const Error& e) {
+    std::string flags;
+    const auto add = [&](const char* flag, const char* key, std::optional<std::int64_t> value) {
+      if (value) flags += fmt::format("; {} {} is its {}", flag, *value, key);
+    };
+    add("--layers", "num_hidden_layers", options.layers);
+    add("--dim", "hidden_size", options.dim);
+    add("--heads", "num_heads", options.heads);
+    throw Error(e.kind(), e.what() + flags);
+  }
   return config;
 }
 
@@ -218,7 +230,10 @@ int run(Options options) {
   refuse_to_change_config(options);
   Context context = options.common.context();
   TrainPlan plan;
-  as_usage([&] { plan = plan_training(context, train); });
+  as_usage([&] {
+    check_options(train, flag_of);
+    plan = plan_training(context, train);
+  });
   if (options.dry_run) {
     if (options.common.json) {
       write_json(to_json(plan));

@@ -6,6 +6,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -28,6 +29,42 @@ constexpr const Verb* kVerbs[] = {
     &kTrainVerb, &kGenerateVerb, &kEvalVerb, &kAttendVerb, &kExplainVerb, &kBenchVerb, &kInfoVerb,
 };
 
+// What other programs call flags that some verb has.
+constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
+    {"--batch-size", "--batch"},
+    {"--block-size", "--context"},
+    {"--epochs", "--iterations"},
+    {"--hidden-size", "--dim"},
+    {"--input", "--data"},
+    {"--learning-rate", "--lr"},
+    {"--max-iters", "--iterations"},
+    {"--max-new-tokens", "--tokens"},
+    {"--max-steps", "--iterations"},
+    {"--max-tokens", "--tokens"},
+    {"--num-heads", "--heads"},
+    {"--num-layers", "--layers"},
+    {"--num-steps", "--iterations"},
+    {"--num-threads", "--threads"},
+    {"--output", "--out"},
+    {"--output-dir", "--out"},
+    {"--sequence-length", "--context"},
+    {"--seq-len", "--context"},
+    {"--steps", "--iterations"},
+    {"--temp", "--temperature"},
+};
+
+std::string did_you_mean_flag(const std::string& flag, const std::vector<std::string>& flags) {
+  // "-backward" and "--backword" both mean "--backward".
+  std::string dashed = "--" + flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  std::ranges::replace(dashed, '_', '-');
+  for (const auto& [elsewhere, here] : kElsewhere) {
+    if (dashed == elsewhere && std::ranges::count(flags, here) != 0) {
+      return fmt::format("; did you mean '{}'?", here);
+    }
+  }
+  return did_you_mean(dashed, flags);
+}
+
 // What parsing left over: flags that the verb does not have, arguments too many.
 void check_extras(const Verb& verb, const CLI::App& parser) {
   const std::vector<std::string> extras = parser.remaining();
@@ -38,10 +75,8 @@ void check_extras(const Verb& verb, const CLI::App& parser) {
                                  printable(extra), verb.name));
   }
   const std::string flag = extra.substr(0, extra.find('='));
-  // "-backward" and "--backword" both mean "--backward".
-  const std::string dashed = "--" + flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
   throw UsageError(fmt::format("there is no flag '{}'{} (see 'ouzel {} --help')", printable(flag),
-                               did_you_mean(dashed, flag_names(parser)), verb.name));
+                               did_you_mean_flag(flag, flag_names(parser)), verb.name));
 }
 
 // An unset variable of a shell script is no file, nor is it a flag that was left out.
@@ -105,19 +140,6 @@ int run(const std::vector<std::string>& arguments, std::string& name) {
                                  did_you_mean(first, known)));
   }
   return 0;
-}
-
-// An error's sentence may quote a file: no line of it may steer a terminal, or fill it.
-std::string printable_lines(std::string_view sentence) {
-  constexpr std::size_t kLongestLine = 4096;
-  std::string text;
-  while (true) {
-    const std::size_t end = sentence.find('\n');
-    text += printable(sentence.substr(0, end), kLongestLine);
-    if (end == std::string_view::npos) return text;
-    text += '\n';
-    sentence.remove_prefix(end + 1);
-  }
 }
 
 int run_and_report(const std::vector<std::string>& arguments) {

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -150,6 +151,12 @@ bool is_same_file(const std::string& a, const std::string& b) {
   const fs::path one = whole(a);
   const bool same = fs::equivalent(a, b, error) || (!one.empty() && one == whole(b));
   return same && (!fs::exists(a, error) || fs::is_regular_file(a, error));
+}
+
+std::string flag_of(const std::string& name) {
+  std::string flag = "--" + name;
+  std::replace(flag.begin() + 2, flag.end(), '_', '-');
+  return flag;
 }
 
 void refuse_to_overwrite(std::string_view flag, const std::string& path,

@@ -97,6 +97,9 @@ void as_usage(Call&& call) {
 // pipes take several.
 bool is_same_file(const std::string& a, const std::string& b);
 
+// A name of the library as a flag: "window_size" is "--window-size".
+std::string flag_of(const std::string& name);
+
 // Throws UsageError if `path`, which `flag` says to write (or ""), is one of the files that the
 // call reads.
 void refuse_to_overwrite(std::string_view flag, const std::string& path,

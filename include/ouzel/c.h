@@ -42,7 +42,8 @@ enum {
   OUZEL_INTERNAL = 6   /* a fault of the library */
 };
 
-/* The sentence of this thread's last failure, "" before there was one; valid until the next. */
+/* The sentence of this thread's last failure, "" before there was one; valid until the next. UTF-8:
+ * other bytes of names and texts that it quotes stand as \xNN. */
 OUZEL_EXPORT const char* ouzel_last_error(void);
 OUZEL_EXPORT const char* ouzel_version(void);
 
@@ -199,7 +200,9 @@ OUZEL_EXPORT void ouzel_generator_destroy(ouzel_generator* generator);
 OUZEL_EXPORT ouzel_status ouzel_generator_read(ouzel_generator* generator, const char* text,
                                                size_t bytes);
 
-/* Told the text that is certain after each token, perhaps none; 0 ends the call. */
+/* Told the text that is certain after each token, perhaps none; 0 ends the call. It may ask for the
+ * generator's state and position, and must not destroy it; reading or generating with it is refused
+ * (OUZEL_INVALID_ARGUMENT). */
 typedef int32_t (*ouzel_write)(void* user, const char* text, size_t bytes);
 enum {
   OUZEL_FINISH_LENGTH = 0,  /* all tokens that were asked for */

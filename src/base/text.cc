@@ -57,6 +57,18 @@ std::string printable(std::string_view text, std::size_t limit) {
   return out;
 }
 
+std::string printable_lines(std::string_view sentence) {
+  constexpr std::size_t kLongestLine = 4096;
+  std::string text;
+  while (true) {
+    const std::size_t end = sentence.find('\n');
+    text += printable(sentence.substr(0, end), kLongestLine);
+    if (end == std::string_view::npos) return text;
+    text += '\n';
+    sentence.remove_prefix(end + 1);
+  }
+}
+
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   // Three rows of the table: before the last, last, current (optimal string alignment).
   std::vector<std::size_t> older(b.size() + 1), last(b.size() + 1), now(b.size() + 1);

@@ -18,6 +18,9 @@ namespace ouzel {
 // file content can neither steer a terminal nor fill it.
 std::string printable(std::string_view text, std::size_t limit = 200);
 
+// The same for each line of a sentence, cut after 4096 bytes: it may quote names and files.
+std::string printable_lines(std::string_view sentence);
+
 // Single insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 

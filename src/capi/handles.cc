@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ouzel/version.h"
+#include "src/base/text.h"
 
 namespace ouzel::capi {
 namespace {
@@ -14,7 +15,7 @@ thread_local std::string sentence_of_thread;
 
 ouzel_status fail(ouzel_status status, const char* sentence) noexcept {
   try {
-    sentence_of_thread = sentence;
+    sentence_of_thread = printable_lines(sentence);  // names of files need not be UTF-8
   } catch (...) {
     sentence_of_thread.clear();  // no memory for the sentence: the code has to do
   }

@@ -146,6 +146,10 @@ void SafetensorsReader::Impl::open() {
   unsigned char length[kLengthBytes];
   read_at(0, kLengthBytes, length);
   const std::uint64_t header_bytes = little_endian_64(length);
+  if (const std::string_view begin(reinterpret_cast<const char*>(length), kLengthBytes);
+      std::ranges::all_of(begin, [](char c) { return (c >= ' ' && c <= '~') || c == '\n'; })) {
+    bad("not a safetensors file, but text that begins with '{}'", printable(begin));
+  }
   if (header_bytes > kMaxHeader) {
     bad("not a safetensors file: its first 8 bytes announce a header of {} bytes, the limit is {}",
         header_bytes, kMaxHeader);

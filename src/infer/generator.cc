@@ -61,6 +61,23 @@ struct Generator::Impl {
     ++waiting_prompt;
   }
 
+  // Neither `read` nor `generate` may come from the callback of `generate`, in whose middle it is.
+  void check_free() const {
+    if (!generating) return;
+    throw Error(ErrorKind::kInvalidArgument,
+                "generate: this generator is generating, and its own callback must not read or "
+                "generate with it; end the call first");
+  }
+
+  bool tell(const std::function<bool(std::string_view)>& write, std::string_view text) {
+    struct Ended {
+      bool& generating;
+      ~Ended() { generating = false; }
+    };
+    const Ended ended{generating = true};
+    return write(text);
+  }
+
   void check_whole() const {
     if (!broken) return;
     throw Error(ErrorKind::kCancelled,
@@ -103,6 +120,7 @@ struct Generator::Impl {
   std::int64_t waiting_prompt = 0;  // of these, read
   bool keeps_every_token;
   bool broken = false;
+  bool generating = false;
   std::vector<float> logits;
   GenerateStatistics statistics;
 };
@@ -141,6 +159,7 @@ SamplingOptions Generator::sampling_of(const State& state) { return decode(state
 std::int64_t Generator::position_of(const State& state) { return decode(state).position; }
 
 void Generator::read(std::string_view text) {
+  impl_->check_free();
   if (!text.empty()) impl_->certain += impl_->stop.take_held();
   for (char byte : text) impl_->accept_prompt(static_cast<unsigned char>(byte));
 }
@@ -148,6 +167,7 @@ void Generator::read(std::string_view text) {
 Finish Generator::generate(std::int64_t tokens,
                            const std::function<bool(std::string_view)>& write) {
   Impl& my = *impl_;
+  my.check_free();
   if (tokens < 0) {
     throw Error(ErrorKind::kInvalidArgument,
                 fmt::format("generate: the number of tokens is 0 or more, not {}", tokens));
@@ -169,7 +189,7 @@ Finish Generator::generate(std::int64_t tokens,
     std::string text = std::exchange(my.certain, {});
     const bool stopped = my.stop.push(static_cast<char>(token), text);
     my.statistics.step_seconds += watch.seconds();
-    const bool go_on = write(text);
+    const bool go_on = my.tell(write, text);
     if (stopped) return Finish::kStop;
     if (!go_on) return Finish::kCallback;
   }

@@ -17,6 +17,14 @@ void draw_orthogonal_projection(std::uint64_t seed, ProjectionNorms norms, View<
                 fmt::format("a random projection [m, K] needs m and K of at least 1, not [{}, {}]",
                             rows, keys));
   }
+  std::int64_t bytes = size_of(DType::kF64);
+  if (__builtin_mul_overflow(bytes, rows, &bytes) || __builtin_mul_overflow(bytes, keys, &bytes)) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        fmt::format("a random projection of [{}, {}] numbers is larger than memory can be; take "
+                    "fewer rows or keys",
+                    rows, keys));
+  }
   Random random(seed);
   std::vector<std::vector<double>> block;  // unit rows, orthogonal to each other
   const auto dot = [](const std::vector<double>& a, const std::vector<double>& b) {

@@ -32,10 +32,14 @@ std::optional<std::vector<std::int64_t>> parsed_list(std::string_view text) {
   if (text.starts_with('[') != text.ends_with(']')) return std::nullopt;
   if (text.starts_with('[')) text = text.substr(1, text.size() - 2);
   std::vector<std::int64_t> list;
-  for (const std::string& part : split(text, ',')) {
-    const auto value = parsed<std::int64_t>(trimmed(part));
+  bool more = !trimmed(text).empty();
+  while (more) {
+    const std::size_t comma = text.find(',');
+    const auto value = parsed<std::int64_t>(trimmed(text.substr(0, comma)));
     if (!value) return std::nullopt;
     list.push_back(*value);
+    more = comma != std::string_view::npos;
+    if (more) text.remove_prefix(comma + 1);
   }
   return list;
 }

@@ -21,13 +21,6 @@ namespace {
 constexpr std::uint64_t kWindows = std::uint64_t{1} << 32;
 constexpr std::int64_t kValidationBatches = 8;
 
-void check_range(const char* name, double value, double least, double most) {
-  if (!(value >= least && value <= most)) {
-    throw Error(ErrorKind::kInvalidArgument,
-                fmt::format("train: {} is {}, which is not in [{}, {}]", name, value, least, most));
-  }
-}
-
 Context without_callbacks(const Context& context) {
   return Context({.threads = context.threads(),
                   .isa = context.isa(),
@@ -40,41 +33,48 @@ std::size_t bytes_of(std::int64_t floats) {
 
 }  // namespace
 
-void check_options(const TrainOptions& options) {
+std::string spelled_as_member(const std::string& option) { return "TrainOptions::" + option; }
+
+void check_options(const TrainOptions& options, const Spelling& spelled) {
+  const auto refuse = [](const std::string& sentence) {
+    throw Error(ErrorKind::kInvalidArgument, sentence);
+  };
+  const auto check_range = [&](const char* name, auto value, double least, double most) {
+    if (const auto x = static_cast<double>(value); x >= least && x <= most) return;
+    refuse(fmt::format("{} is {}, which is not in [{}, {}]", spelled(name), value, least, most));
+  };
   options.model.check();
   constexpr double kMany = 1e9;
-  check_range("context", static_cast<double>(options.context), 1, kMany);
-  check_range("batch", static_cast<double>(options.batch), 1, kMany);
-  check_range("grad-accumulation", static_cast<double>(options.grad_accumulation), 1, kMany);
-  check_range("iterations", static_cast<double>(options.iterations), 1, 1e15);
-  check_range("warmup", static_cast<double>(options.warmup), 0, 1e15);
+  check_range("context", options.context, 1, kMany);
+  check_range("batch", options.batch, 1, kMany);
+  check_range("grad_accumulation", options.grad_accumulation, 1, kMany);
+  check_range("iterations", options.iterations, 1, 1e15);
+  check_range("warmup", options.warmup, 0, 1e15);
   check_range("lr", options.lr, 0, 1e6);
-  check_range("min-lr", options.min_lr, 0, 1);
+  check_range("min_lr", options.min_lr, 0, 1);
   check_range("beta1", options.beta1, 0, 1 - 1e-9);
   check_range("beta2", options.beta2, 0, 1 - 1e-9);
   check_range("eps", options.eps, 1e-30, 1);
-  check_range("weight-decay", options.weight_decay, 0, 1e6);
+  check_range("weight_decay", options.weight_decay, 0, 1e6);
   check_range("clip", options.clip, 0, 1e30);
   check_range("validation", options.validation, 0, 0.9);
-  check_range("validate-every", static_cast<double>(options.validate_every), 1, 1e15);
-  check_range("checkpoint-every", static_cast<double>(options.checkpoint_every), 1, 1e15);
+  check_range("validate_every", options.validate_every, 1, 1e15);
+  check_range("checkpoint_every", options.checkpoint_every, 1, 1e15);
   if (options.resume && options.overwrite) {
-    throw Error(
-        ErrorKind::kInvalidArgument,
-        "train: resume goes on with what is in the folder and overwrite replaces it; give one");
+    refuse(fmt::format("{} goes on with what is in the folder and {} replaces it; give one",
+                       spelled("resume"), spelled("overwrite")));
   }
   if (options.model.vocab_size != 256) {
-    throw Error(ErrorKind::kInvalidArgument,
-                fmt::format("train: tokens are bytes; vocab_size is {} and should be 256",
-                            options.model.vocab_size));
+    refuse(fmt::format("models are trained on bytes: vocab_size is {} and should be 256",
+                       options.model.vocab_size));
   }
   for (std::int64_t layer = 0; options.carry && layer < options.model.num_hidden_layers; ++layer) {
     const MixerConfig& mixer = options.model.mixer_of(layer);
     if (mixer.kind == MixerKind::kSoftmaxAttention && mixer.window_size == 0) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  fmt::format("train: carry: the state of layer {}, softmax attention without a "
-                              "window, would grow without end; give it a window_size",
-                              layer));
+      refuse(
+          fmt::format("{}: the state of layer {}, softmax attention without a window, would "
+                      "grow without end; give it a window_size",
+                      spelled("carry"), layer));
     }
   }
 }
@@ -121,7 +121,7 @@ Trainer::Trainer(Context& context, const TrainOptions& options)
     if (windows_of_stream_ == 0) {
       throw Error(
           ErrorKind::kInvalidArgument,
-          fmt::format("train: carry: {} streams of at least one window of {} need {} bytes; "
+          fmt::format("to carry states, {} streams of at least one window of {} need {} bytes; "
                       "{} are for training",
                       streams, options_.context, streams * options_.context + 1,
                       data_.training_size()));
@@ -264,7 +264,7 @@ void Trainer::iterate(TrainProgress& progress) {
   progress.grad_norm = std::sqrt(sum_of_squares(steady_, gradients));
   if (!std::isfinite(progress.loss) || !std::isfinite(progress.grad_norm)) {
     throw Error(ErrorKind::kInvalidArgument,
-                fmt::format("train: the loss is {} and the gradient's norm {} in iteration {}: the "
+                fmt::format("the loss is {} and the gradient's norm {} in iteration {}: the "
                             "run has diverged; start anew with a smaller lr or a longer warmup",
                             progress.loss, progress.grad_norm, numbers_.iteration + 1));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -15,8 +16,12 @@
 
 namespace ouzel {
 
+// An option by the name of its member, as whoever gave it knows it.
+using Spelling = std::function<std::string(const std::string& option)>;
+std::string spelled_as_member(const std::string& option);  // "TrainOptions::lr"
+
 // Throws Error(kInvalidArgument) naming the option.
-void check_options(const TrainOptions& options);
+void check_options(const TrainOptions& options, const Spelling& spelled = spelled_as_member);
 
 // The rate of an iteration (from 0): linear over `warmup`, then half a cosine down to lr * min_lr.
 double learning_rate(const TrainOptions& options, std::int64_t iteration);
