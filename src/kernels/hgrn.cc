@@ -40,12 +40,12 @@ float Forward(const TokenRange& range, TokenRows<const void> x_rows, TokenRows<c
         d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
           constexpr int kCount = count;
           V gate[kCount], power[kCount], part[kCount], h[kCount], rest[kCount], x[kCount];
-          hn::Mask<D> kept[kCount];
+          hn::Mask<D> lost[kCount];
+          fetch<kCount>(xt + first, x_rows.stride);
+          fetch<kCount>(gt + first, g_rows.stride);
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {
             const int64_t i = first + j * kLanes;
-            fetch(xt + i, x_rows.stride);
-            fetch(gt + i, g_rows.stride);
             gate[j] = lanes.Load(d, gt + i);
             top = math::at_least(d, gate[j], top);
             gate[j] = math::at_most(d, hn::Zero(d), gate[j]);
@@ -53,8 +53,8 @@ float Forward(const TokenRange& range, TokenRows<const void> x_rows, TokenRows<c
             rest[j] = lanes.Load(d, low + i);
             x[j] = lanes.Load(d, xt + i);
           }
-          decay_parts<kCount>(d, gate, kept, power, part);
-          decay_sums<kCount>(d, h, rest, kept, power, part, x);
+          decay_parts<kCount>(d, gate, lost, power, part);
+          decay_sums<kCount>(d, h, rest, lost, power, part, x);
           round_sums<kCount>(d, h, rest);
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {
@@ -90,19 +90,19 @@ void Backward(const TokenRange& range, TokenRows<const void> g, TokenRows<const 
         d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
           constexpr int kCount = count;
           V gate[kCount], power[kCount], part[kCount], dh[kCount], rest[kCount], zeros[kCount];
-          hn::Mask<D> kept[kCount];
+          hn::Mask<D> lost[kCount];
+          fetch<kCount>(gt + first, -g.stride);
+          fetch<kCount>(before + first, -h.stride);
+          fetch<kCount>(d_ot + first, -d_o.stride);
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {
             const int64_t i = first + j * kLanes;
-            fetch(gt + i, -g.stride);
-            fetch(before + i, -h.stride);
-            fetch(d_ot + i, -d_o.stride);
             zeros[j] = hn::Zero(d);
             gate[j] = math::at_most(d, zeros[j], lanes.Load(d, gt + i));
             dh[j] = lanes.Load(d, high + i);
             rest[j] = hn::Add(lanes.Load(d, d_ot + i), lanes.Load(d, low + i));
           }
-          decay_parts<kCount>(d, gate, kept, power, part);
+          decay_parts<kCount>(d, gate, lost, power, part);
           round_sums<kCount>(d, dh, rest);
           if (dx.data != nullptr) {
             lanes.Output(dh, d, row_of<Out>(dx, t) + first, range.stream);
@@ -111,13 +111,13 @@ void Backward(const TokenRange& range, TokenRows<const void> g, TokenRows<const 
             V slope[kCount];
             OUZEL_UNROLL
             for (int j = 0; j < kCount; ++j) {
-              const V factor = decay_factor(d, kept[j], power[j], part[j]);
+              const V factor = decay_factor(d, lost[j], power[j], part[j]);
               const V old = lanes.Load(d, before + first + j * kLanes);
-              slope[j] = hn::IfThenElseZero(kept[j], hn::Mul(hn::Mul(dh[j], factor), old));
+              slope[j] = hn::IfThenZeroElse(lost[j], hn::Mul(hn::Mul(dh[j], factor), old));
             }
             lanes.Output(slope, d, row_of<Out>(dg, t) + first, range.stream);
           }
-          decay_sums<kCount>(d, dh, rest, kept, power, part, zeros);
+          decay_sums<kCount>(d, dh, rest, lost, power, part, zeros);
           round_sums<kCount>(d, dh, rest);
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {

@@ -24,13 +24,13 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
 constexpr int64_t kLanes = HWY_LANES(float);
-constexpr int kGroup = 2;  // vectors side by side
+constexpr int kGroup = 4;  // vectors side by side
 
 // A token of kCount vectors: r and i become their sigmoids, `factor` the decay a, `root` is
 // sqrt(1 - a^2) = sqrt((1 - a) (1 + a)), or 1.
 template <int kCount, class Lanes>
 HWY_INLINE void Gates(D d, Lanes lanes, const float* rate, bool is_one, V* r, V* i,
-                      hn::Mask<D>* kept, V* power, V* part, V* factor, V* root) {
+                      hn::Mask<D>* lost, V* power, V* part, V* factor, V* root) {
   const V one = hn::Set(d, 1.0f);
   two_sigmoids<kCount>(d, r, i);
   V gate[kCount];
@@ -38,12 +38,12 @@ HWY_INLINE void Gates(D d, Lanes lanes, const float* rate, bool is_one, V* r, V*
   for (int j = 0; j < kCount; ++j) {
     gate[j] = hn::Neg(hn::Mul(lanes.Load(d, rate + j * kLanes), r[j]));
   }
-  decay_parts<kCount>(d, gate, kept, power, part);
+  decay_parts<kCount>(d, gate, lost, power, part);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
-    factor[j] = decay_factor(d, kept[j], power[j], part[j]);
-    const V lost = hn::NegMulAdd(part[j], power[j], hn::Sub(one, power[j]));
-    const V square = hn::Mul(hn::IfThenElse(kept[j], lost, one), hn::Add(one, factor[j]));
+    factor[j] = decay_factor(d, lost[j], power[j], part[j]);
+    const V gone = hn::NegMulAdd(part[j], power[j], hn::Sub(one, power[j]));
+    const V square = hn::Mul(hn::IfThenElse(lost[j], one, gone), hn::Add(one, factor[j]));
     root[j] = is_one ? one : hn::Sqrt(square);
   }
 }
@@ -64,24 +64,24 @@ void Forward(const TokenRange& range, const RgLruRows& rows, TokenRows<void> o, 
           constexpr int kCount = count;
           V open[kCount], in[kCount], power[kCount], part[kCount], a[kCount], root[kCount];
           V h[kCount], rest[kCount];
-          hn::Mask<D> kept[kCount];
+          hn::Mask<D> lost[kCount];
+          fetch<kCount>(xt + first, rows.x.stride);
+          fetch<kCount>(rt + first, rows.r.stride);
+          fetch<kCount>(it + first, rows.i.stride);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            open[j] = lanes.Load(d, rt + first + j * kLanes);
+            in[j] = lanes.Load(d, it + first + j * kLanes);
+          }
+          Gates<kCount>(d, lanes, rows.rate + first, is_one, open, in, lost, power, part, a, root);
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {
             const int64_t i = first + j * kLanes;
-            fetch(xt + i, rows.x.stride);
-            fetch(rt + i, rows.r.stride);
-            fetch(it + i, rows.i.stride);
-            open[j] = lanes.Load(d, rt + i);
-            in[j] = lanes.Load(d, it + i);
+            in[j] = hn::Mul(root[j], hn::Mul(in[j], lanes.Load(d, xt + i)));
             h[j] = lanes.Load(d, high + i);
             rest[j] = lanes.Load(d, low + i);
           }
-          Gates<kCount>(d, lanes, rows.rate + first, is_one, open, in, kept, power, part, a, root);
-          OUZEL_UNROLL
-          for (int j = 0; j < kCount; ++j) {
-            in[j] = hn::Mul(root[j], hn::Mul(in[j], lanes.Load(d, xt + first + j * kLanes)));
-          }
-          decay_sums<kCount>(d, h, rest, kept, power, part, in);
+          decay_sums<kCount>(d, h, rest, lost, power, part, in);
           round_sums<kCount>(d, h, rest);
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {
@@ -117,21 +117,24 @@ void Backward(const TokenRange& range, const RgLruRows& rows, TokenRows<const fl
           constexpr int kCount = count;
           V open[kCount], in[kCount], power[kCount], part[kCount], a[kCount], root[kCount];
           V dh[kCount], rest[kCount], zeros[kCount];
-          hn::Mask<D> kept[kCount];
+          hn::Mask<D> lost[kCount];
+          for (const TokenRows<const void>& list : {rows.x, rows.r, rows.i, d_o}) {
+            fetch<kCount>(row_of<In>(list, t) + first, -list.stride);
+          }
+          fetch<kCount>(h.data + t * h.stride + first, -h.stride);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            open[j] = lanes.Load(d, row_of<In>(rows.r, t) + first + j * kLanes);
+            in[j] = lanes.Load(d, row_of<In>(rows.i, t) + first + j * kLanes);
+          }
+          Gates<kCount>(d, lanes, rows.rate + first, is_one, open, in, lost, power, part, a, root);
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {
             const int64_t i = first + j * kLanes;
-            for (const TokenRows<const void>& list : {rows.x, rows.r, rows.i, d_o}) {
-              fetch(row_of<In>(list, t) + i, -list.stride);
-            }
-            fetch(h.data + t * h.stride + i, -h.stride);
-            open[j] = lanes.Load(d, row_of<In>(rows.r, t) + i);
-            in[j] = lanes.Load(d, row_of<In>(rows.i, t) + i);
             dh[j] = lanes.Load(d, high + i);
             rest[j] = hn::Add(lanes.Load(d, row_of<In>(d_o, t) + i), lanes.Load(d, low + i));
             zeros[j] = zero;
           }
-          Gates<kCount>(d, lanes, rows.rate + first, is_one, open, in, kept, power, part, a, root);
           round_sums<kCount>(d, dh, rest);
           V dx[kCount], dr[kCount], di[kCount];
           OUZEL_UNROLL
@@ -159,7 +162,7 @@ void Backward(const TokenRange& range, const RgLruRows& rows, TokenRows<const fl
           put(grads.x, dx);
           put(grads.r, dr);
           put(grads.i, di);
-          decay_sums<kCount>(d, dh, rest, kept, power, part, zeros);
+          decay_sums<kCount>(d, dh, rest, lost, power, part, zeros);
           round_sums<kCount>(d, dh, rest);
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {

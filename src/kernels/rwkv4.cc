@@ -1,6 +1,6 @@
 // One exponential serves each pair of weights, since the larger of the two is e^0, and both pairs
 // of a token: e^(u + k) is e^(u + d) times the new weight of k, where that constant is neither very
-// large nor very small. eps is kept in two parts like the sums: near 60 a float's rounding is 4e-6
+// large nor very small. eps is lost in two parts like the sums: near 60 a float's rounding is 4e-6
 // a token, and would be in all weights.
 #include "src/kernels/elementwise.h"
 
@@ -26,7 +26,11 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
 constexpr int64_t kLanes = HWY_LANES(float);
-constexpr int kGroup = 2;  // vectors side by side
+constexpr int kGroup = 4;  // vectors side by side
+// On the way back at most two cache lines (the work space has room for no more), but all of these:
+// outputs that are written past the caches row by row cost less in longer runs.
+constexpr int kGroupBack = static_cast<int>(HWY_MIN(kGroup, 32 / kLanes));
+static_assert(kRwkv4Tokens * kRwkv4History * kGroupBack * kLanes <= kRwkv4Work);
 
 // The weights e^eps of the past and e^(u + k) of the token over the larger of the two; `ahead` is
 // eps - k.
@@ -34,16 +38,16 @@ template <int kCount>
 HWY_INLINE void Weights(D d, const V* ahead, const V* u, V* past, V* now) {
   const V one = hn::Set(d, 1.0f);
   V lead[kCount], gate[kCount], power[kCount], part[kCount];
-  hn::Mask<D> kept[kCount];
+  hn::Mask<D> lost[kCount];
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
     lead[j] = hn::Sub(ahead[j], u[j]);
     gate[j] = hn::Neg(hn::Abs(lead[j]));
   }
-  decay_parts<kCount>(d, gate, kept, power, part);
+  decay_parts<kCount>(d, gate, lost, power, part);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
-    const V smaller = decay_factor(d, kept[j], power[j], part[j]);
+    const V smaller = decay_factor(d, lost[j], power[j], part[j]);
     const auto is_ahead = hn::Gt(lead[j], hn::Zero(d));
     past[j] = hn::IfThenElse(is_ahead, one, smaller);
     now[j] = hn::IfThenElse(is_ahead, smaller, one);
@@ -55,7 +59,7 @@ HWY_INLINE void Weights(D d, const V* ahead, const V* u, V* past, V* now) {
 // `past` and `now` are the weights of its output, up to a common factor.
 template <int kCount, class Lanes>
 HWY_INLINE void Advance(D d, Lanes lanes, const Rwkv4Rows& rows, int64_t first, const V* k,
-                        const V* eps, const V* eps_low, hn::Mask<D>* holds, hn::Mask<D>* kept,
+                        const V* eps, const V* eps_low, hn::Mask<D>* holds, hn::Mask<D>* lost,
                         V* power, V* part, V* keep, V* add, V* past, V* now) {
   const V one = hn::Set(d, 1.0f), zero = hn::Zero(d);
   V ahead[kCount], gate[kCount];
@@ -66,13 +70,13 @@ HWY_INLINE void Advance(D d, Lanes lanes, const Rwkv4Rows& rows, int64_t first, 
     holds[j] = hn::Ge(lead, zero);
     gate[j] = hn::Neg(hn::Abs(lead));
   }
-  decay_parts<kCount>(d, gate, kept, power, part);
+  decay_parts<kCount>(d, gate, lost, power, part);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
-    const V smaller = decay_factor(d, kept[j], power[j], part[j]);
+    const V smaller = decay_factor(d, lost[j], power[j], part[j]);
     keep[j] = hn::IfThenElse(holds[j], one, smaller);
     add[j] = hn::IfThenElse(holds[j], smaller, one);
-    kept[j] = hn::Or(kept[j], holds[j]);
+    lost[j] = hn::AndNot(holds[j], lost[j]);
     power[j] = hn::IfThenElse(holds[j], one, power[j]);
     part[j] = hn::IfThenZeroElse(holds[j], part[j]);
     past[j] = keep[j];
@@ -117,23 +121,28 @@ void Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<void> o,
           V k[kCount], v[kCount], eps[kCount], eps_low[kCount], alpha[kCount], alpha_low[kCount];
           V beta[kCount], beta_low[kCount];
           V power[kCount], part[kCount], keep[kCount], add[kCount], past[kCount], now[kCount];
-          hn::Mask<D> holds[kCount], kept[kCount];
+          hn::Mask<D> holds[kCount], lost[kCount];
+          fetch<kCount>(kt + first, rows.k.stride);
+          fetch<kCount>(vt + first, rows.v.stride);
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {
             const int64_t i = first + j * kLanes;
-            fetch(kt + i, rows.k.stride);
-            fetch(vt + i, rows.v.stride);
             k[j] = lanes.Load(d, kt + i);
-            v[j] = lanes.Load(d, vt + i);
             eps[j] = lanes.Load(d, s.eps + i);
             eps_low[j] = lanes.Load(d, s.eps_low + i);
-            alpha[j] = lanes.Load(d, s.alpha + i);
-            alpha_low[j] = lanes.Load(d, s.alpha_low + i);
-            beta[j] = lanes.Load(d, s.beta + i);
-            beta_low[j] = lanes.Load(d, s.beta_low + i);
           }
-          Advance<kCount>(d, lanes, rows, first, k, eps, eps_low, holds, kept, power, part, keep,
+          Advance<kCount>(d, lanes, rows, first, k, eps, eps_low, holds, lost, power, part, keep,
                           add, past, now);
+          AdvanceExponent<kCount>(d, lanes, rows, first, k, holds, eps, eps_low);
+          OUZEL_UNROLL
+          for (int j = 0; j < kCount; ++j) {
+            const int64_t i = first + j * kLanes;
+            lanes.Store(eps[j], d, s.eps + i);
+            lanes.Store(eps_low[j], d, s.eps_low + i);
+            v[j] = lanes.Load(d, vt + i);
+            alpha[j] = lanes.Load(d, s.alpha + i);
+            beta[j] = lanes.Load(d, s.beta + i);
+          }
           if (ot != nullptr) {
             V out[kCount];
             OUZEL_UNROLL
@@ -143,12 +152,15 @@ void Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<void> o,
             }
             lanes.Output(out, d, ot + first, range.stream);
           }
-          AdvanceExponent<kCount>(d, lanes, rows, first, k, holds, eps, eps_low);
           OUZEL_UNROLL
-          for (int j = 0; j < kCount; ++j) v[j] = hn::Mul(add[j], v[j]);
-          decay_sums<kCount>(d, alpha, alpha_low, kept, power, part, v);
-          decay_sums<kCount>(d, beta, beta_low, kept, power, part, add);
+          for (int j = 0; j < kCount; ++j) {
+            v[j] = hn::Mul(add[j], v[j]);
+            alpha_low[j] = lanes.Load(d, s.alpha_low + first + j * kLanes);
+            beta_low[j] = lanes.Load(d, s.beta_low + first + j * kLanes);
+          }
+          decay_sums<kCount>(d, alpha, alpha_low, lost, power, part, v);
           round_sums<kCount>(d, alpha, alpha_low);
+          decay_sums<kCount>(d, beta, beta_low, lost, power, part, add);
           round_sums<kCount>(d, beta, beta_low);
           OUZEL_UNROLL
           for (int j = 0; j < kCount; ++j) {
@@ -157,8 +169,6 @@ void Forward(const TokenRange& range, const Rwkv4Rows& rows, TokenRows<void> o,
             lanes.Store(alpha_low[j], d, s.alpha_low + i);
             lanes.Store(beta[j], d, s.beta + i);
             lanes.Store(beta_low[j], d, s.beta_low + i);
-            lanes.Store(eps[j], d, s.eps + i);
-            lanes.Store(eps_low[j], d, s.eps_low + i);
           }
         });
   }
@@ -186,7 +196,7 @@ HWY_INLINE void Recompute(D d, Lanes lanes, const TokenRange& range, const Rwkv4
                           float* history, Ahead& ahead) {
   V eps[kCount], eps_low[kCount], alpha[kCount], beta[kCount], k[kCount], v[kCount];
   V power[kCount], part[kCount], keep[kCount], add[kCount], past[kCount], now[kCount];
-  hn::Mask<D> holds[kCount], kept[kCount];
+  hn::Mask<D> holds[kCount], lost[kCount];
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
     const int64_t i = first + j * kLanes;
@@ -203,7 +213,7 @@ HWY_INLINE void Recompute(D d, Lanes lanes, const TokenRange& range, const Rwkv4
       k[j] = lanes.Load(d, row_of<float>(rows.k, t) + i);
       v[j] = lanes.Load(d, row_of<float>(rows.v, t) + i);
     }
-    Advance<kCount>(d, lanes, rows, first, k, eps, eps_low, holds, kept, power, part, keep, add,
+    Advance<kCount>(d, lanes, rows, first, k, eps, eps_low, holds, lost, power, part, keep, add,
                     past, now);
     AdvanceExponent<kCount>(d, lanes, rows, first, k, holds, eps, eps_low);
     OUZEL_UNROLL
@@ -213,13 +223,13 @@ HWY_INLINE void Recompute(D d, Lanes lanes, const TokenRange& range, const Rwkv4
       hn::Store(alpha[j], d, to + kAlpha * kLanes);
       hn::Store(beta[j], d, to + kBeta * kLanes);
       hn::Store(power[j], d, to + kPower * kLanes);
-      hn::Store(stored_part(d, kept[j], part[j]), d, to + kPart * kLanes);
+      hn::Store(stored_part(d, lost[j], part[j]), d, to + kPart * kLanes);
       // Where eps does not hold the weight is 1, and 2 says so.
       hn::Store(hn::IfThenElse(holds[j], add[j], hn::Set(d, 2.0f)), d, to + kAdd * kLanes);
       hn::Store(past[j], d, to + kPast * kLanes);
       hn::Store(now[j], d, to + kNow * kLanes);
-      alpha[j] = hn::IfThenElse(kept[j], hn::MulAdd(keep[j], alpha[j], given), given);
-      beta[j] = hn::IfThenElse(kept[j], hn::MulAdd(keep[j], beta[j], add[j]), add[j]);
+      alpha[j] = hn::IfThenElse(lost[j], given, hn::MulAdd(keep[j], alpha[j], given));
+      beta[j] = hn::IfThenElse(lost[j], add[j], hn::MulAdd(keep[j], beta[j], add[j]));
     }
   }
 }
@@ -244,7 +254,7 @@ HWY_INLINE void Return(D d, Lanes lanes, const TokenRange& range, const Rwkv4Row
   }
   for (int64_t t = range.tokens; t-- > 0;) {
     V power[kCount], part[kCount], to_alpha[kCount], to_beta[kCount], dk[kCount], dv[kCount];
-    hn::Mask<D> kept[kCount];
+    hn::Mask<D> lost[kCount];
     OUZEL_UNROLL
     for (int j = 0; j < kCount; ++j) {
       const int64_t i = first + j * kLanes;
@@ -255,7 +265,7 @@ HWY_INLINE void Return(D d, Lanes lanes, const TokenRange& range, const Rwkv4Row
       const V v = lanes.Load(d, row_of<float>(rows.v, t) + i);
       power[j] = hn::Load(d, from + kPower * kLanes);
       part[j] = hn::Load(d, from + kPart * kLanes);
-      kept[j] = kept_by(d, part[j]);
+      lost[j] = lost_by(d, part[j]);
       V add = hn::Load(d, from + kAdd * kLanes);
       const auto holds = hn::Le(add, one);
       add = hn::Min(add, one);
@@ -263,7 +273,7 @@ HWY_INLINE void Return(D d, Lanes lanes, const TokenRange& range, const Rwkv4Row
       // The state after the token, from that before it. Its eps is d + eps, and k pushes the new
       // token's weight; or it is k, and d + eps the sums'.
       const V d_add = hn::Mul(add, hn::MulAdd(v, d_alpha[j], d_beta[j]));
-      const V d_keep = hn::Mul(decay_factor(d, kept[j], power[j], part[j]),
+      const V d_keep = hn::Mul(decay_factor(d, lost[j], power[j], part[j]),
                                hn::MulAdd(alpha, d_alpha[j], hn::Mul(beta, d_beta[j])));
       dk[j] = hn::IfThenElse(holds, d_add, hn::Sub(d_eps[j], d_keep));
       d_eps[j] = hn::IfThenElse(holds, d_eps[j], d_keep);
@@ -291,8 +301,8 @@ HWY_INLINE void Return(D d, Lanes lanes, const TokenRange& range, const Rwkv4Row
     if (grads.v.data != nullptr) {
       lanes.Output(dv, d, grads.v.data + t * grads.v.stride + first, range.stream);
     }
-    decay_sums<kCount>(d, d_alpha, alpha_low, kept, power, part, to_alpha);
-    decay_sums<kCount>(d, d_beta, beta_low, kept, power, part, to_beta);
+    decay_sums<kCount>(d, d_alpha, alpha_low, lost, power, part, to_alpha);
+    decay_sums<kCount>(d, d_beta, beta_low, lost, power, part, to_beta);
     round_sums<kCount>(d, d_alpha, alpha_low);
     round_sums<kCount>(d, d_beta, beta_low);
     round_sums<kCount>(d, d_eps, eps_low);
@@ -316,7 +326,7 @@ void Rwkv4Backward(const TokenRange& range, const Rwkv4Rows& rows, const Rwkv4St
                    float* history) {
   const D d;
   Ahead ahead{-kRwkv4Tokens, 0};
-  ForGroups<kGroup>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR {
+  ForGroups<kGroupBack>(d, range.channels, [&](int64_t first, auto lanes, auto count) HWY_ATTR {
     Recompute<count>(d, lanes, range, rows, d_o, first, start, history, ahead);
     Return<count>(d, lanes, range, rows, d_o, first, history, grads, s);
   });

@@ -47,27 +47,27 @@ HWY_INLINE void exp_parts(D d, const V* x, V* power, V* part) {
   for (int j = 0; j < kCount; ++j) n[j] = hn::NegMulAdd(n[j], hn::Set(d, 0.69314718056f), x[j]);
   math::expm1_reduced<kCount>(d, n, part);
 }
-// Decays e^g, g <= 0. `kept` is where anything is left: below -87.3 power and part are meaningless.
+// Decays e^g, g <= 0. `lost` is where nothing is left: below -87.3 power and part are meaningless.
 template <int kCount, class D, class V = hn::Vec<D>>
-HWY_INLINE void decay_parts(D d, const V* g, hn::Mask<D>* kept, V* power, V* part) {
+HWY_INLINE void decay_parts(D d, const V* g, hn::Mask<D>* lost, V* power, V* part) {
   OUZEL_UNROLL
-  for (int j = 0; j < kCount; ++j) kept[j] = hn::Not(hn::Lt(g[j], hn::Set(d, -87.3f)));
+  for (int j = 0; j < kCount; ++j) lost[j] = hn::Lt(g[j], hn::Set(d, -87.3f));
   exp_parts<kCount>(d, g, power, part);
 }
-// A part as it is kept in memory: this one where nothing is left.
+// A part as it is lost in memory: this one where nothing is left.
 constexpr float kNothingLeft = -1;
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V stored_part(D d, hn::Mask<D> kept, V part) {
-  return hn::IfThenElse(kept, part, hn::Set(d, kNothingLeft));
+HWY_INLINE V stored_part(D d, hn::Mask<D> lost, V part) {
+  return hn::IfThenElse(lost, hn::Set(d, kNothingLeft), part);
 }
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE hn::Mask<D> kept_by(D d, V stored) {
-  return hn::Not(hn::Eq(stored, hn::Set(d, kNothingLeft)));
+HWY_INLINE hn::Mask<D> lost_by(D d, V stored) {
+  return hn::Eq(stored, hn::Set(d, kNothingLeft));
 }
 // e^g itself.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V decay_factor(D, hn::Mask<D> kept, V power, V part) {
-  return hn::IfThenElseZero(kept, hn::MulAdd(part, power, power));
+HWY_INLINE V decay_factor(D, hn::Mask<D> lost, V power, V part) {
+  return hn::IfThenZeroElse(lost, hn::MulAdd(part, power, power));
 }
 
 // s + low as a sum in two parts: s is rounded, low what this loses. Either may be the larger
@@ -94,14 +94,14 @@ HWY_INLINE void round_sums(D, V* s, V* low) {
 // of a weak decay is rounded; of low times part, which is left out, a sum over any number of tokens
 // is at most a last place of s.
 template <int kCount, class D, class V = hn::Vec<D>>
-HWY_INLINE void decay_sums(D, V* s, V* low, const hn::Mask<D>* kept, const V* power, const V* part,
+HWY_INLINE void decay_sums(D, V* s, V* low, const hn::Mask<D>* lost, const V* power, const V* part,
                            const V* x) {
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) low[j] = hn::MulAdd(s[j], part[j], low[j]);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
-    low[j] = hn::IfThenElse(kept[j], hn::MulAdd(low[j], power[j], x[j]), x[j]);
-    s[j] = hn::IfThenElseZero(kept[j], hn::Mul(s[j], power[j]));
+    low[j] = hn::IfThenElse(lost[j], x[j], hn::MulAdd(low[j], power[j], x[j]));
+    s[j] = hn::IfThenZeroElse(lost[j], hn::Mul(s[j], power[j]));
   }
 }
 
@@ -134,28 +134,30 @@ template <int kCount, class D, class V = hn::Vec<D>>
 HWY_INLINE void two_sigmoids(D d, V* x, V* y) {
   const V one = hn::Set(d, 1.0f), zero = hn::Zero(d);
   V gate[2 * kCount], power[2 * kCount], part[2 * kCount];
-  hn::Mask<D> kept[2 * kCount];
+  hn::Mask<D> lost[2 * kCount];
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
     gate[2 * j] = hn::Neg(hn::Abs(x[j]));
     gate[2 * j + 1] = hn::Neg(hn::Abs(y[j]));
   }
-  decay_parts<2 * kCount>(d, gate, kept, power, part);
+  decay_parts<2 * kCount>(d, gate, lost, power, part);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
-    const V u = decay_factor(d, kept[2 * j], power[2 * j], part[2 * j]);
-    const V w = decay_factor(d, kept[2 * j + 1], power[2 * j + 1], part[2 * j + 1]);
+    const V u = decay_factor(d, lost[2 * j], power[2 * j], part[2 * j]);
+    const V w = decay_factor(d, lost[2 * j + 1], power[2 * j + 1], part[2 * j + 1]);
     const V a = hn::Add(one, u), b = hn::Add(one, w), inverse = hn::Div(one, hn::Mul(a, b));
     x[j] = hn::Mul(hn::IfThenElse(hn::Lt(x[j], zero), u, one), hn::Mul(inverse, b));
     y[j] = hn::Mul(hn::IfThenElse(hn::Lt(y[j], zero), w, one), hn::Mul(inverse, a));
   }
 }
 
-// Asks for the row that comes two strides later: blocks of channels are too short for the processor
-// to see where the next row begins.
-template <class Element>
+// Asks for what kCount vectors read two strides later: blocks of channels are too short for the
+// processor to see where the next row begins.
+template <int kCount, class Element>
 HWY_INLINE void fetch(const Element* row, std::int64_t stride) {
-  hwy::Prefetch(row + 2 * stride);
+  constexpr int kLanes = HWY_LANES(float), kLine = 64 / sizeof(Element);
+  OUZEL_UNROLL
+  for (int i = 0; i < kCount * kLanes; i += kLine) hwy::Prefetch(row + 2 * stride + i);
 }
 // Row t of rows whose type is known.
 template <class Element>

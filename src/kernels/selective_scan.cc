@@ -35,13 +35,13 @@ HWY_INLINE void Softplus(D d, V* x, V* slope) {
                           -2.485716343e-01f, 3.332132399e-01f, -4.999964833e-01f};
   const V one = hn::Set(d, 1.0f), zero = hn::Zero(d);
   V u[kCount], power[kCount], part[kCount], p[kCount];
-  hn::Mask<D> kept[kCount];
+  hn::Mask<D> lost[kCount];
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) u[j] = hn::Neg(hn::Abs(x[j]));
-  decay_parts<kCount>(d, u, kept, power, part);
+  decay_parts<kCount>(d, u, lost, power, part);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
-    u[j] = decay_factor(d, kept[j], power[j], part[j]);
+    u[j] = decay_factor(d, lost[j], power[j], part[j]);
     p[j] = hn::Set(d, 5.364826415e-03f);
   }
   // log(1 + u) = u + u^2 P(u) for u in [0, 1], relative error 3e-8.
@@ -76,21 +76,21 @@ HWY_INLINE void ForwardColumns(D d, Lanes lanes, int64_t channels, V step, V inp
                                const float* b, const float* c, float* high, float* low, V& top,
                                V& y) {
   V gate[kCount], power[kCount], part[kCount], h[kCount], rest[kCount], x[kCount];
-  hn::Mask<D> kept[kCount];
+  hn::Mask<D> lost[kCount];
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
     gate[j] = hn::Mul(step, lanes.Load(d, a + j * channels));
     top = math::at_least(d, gate[j], top);
     gate[j] = math::at_most(d, hn::Zero(d), gate[j]);
   }
-  decay_parts<kCount>(d, gate, kept, power, part);
+  decay_parts<kCount>(d, gate, lost, power, part);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
     h[j] = lanes.Load(d, high + j * channels);
     rest[j] = lanes.Load(d, low + j * channels);
     x[j] = hn::Mul(input, hn::Set(d, b[j]));
   }
-  decay_sums<kCount>(d, h, rest, kept, power, part, x);
+  decay_sums<kCount>(d, h, rest, lost, power, part, x);
   round_sums<kCount>(d, h, rest);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
@@ -114,13 +114,10 @@ float SelectiveForward(const TokenRange& range, const SelectiveRows& rows, Token
     ForGroups<4>(d, channels, [&](int64_t i, auto lanes, auto count) HWY_ATTR {
       constexpr int kCount = count;
       V step[kCount], slope[kCount];
+      fetch<kCount>(x + i, rows.x.stride);
+      fetch<kCount>(rows.dt.data + t * rows.dt.stride + i, rows.dt.stride);
       OUZEL_UNROLL
-      for (int j = 0; j < kCount; ++j) {
-        const int64_t at = i + j * kLanes;
-        fetch(x + at, rows.x.stride);
-        fetch(rows.dt.data + t * rows.dt.stride + at, rows.dt.stride);
-        step[j] = Given(d, lanes, rows, t, at);
-      }
+      for (int j = 0; j < kCount; ++j) step[j] = Given(d, lanes, rows, t, i + j * kLanes);
       if (rows.softplus) Softplus<kCount>(d, step, slope);
       OUZEL_UNROLL
       for (int j = 0; j < kCount; ++j) {
@@ -158,20 +155,20 @@ HWY_INLINE void AgainColumns(D d, Lanes lanes, int64_t channels, V step, V input
                              const float* b, const float* c, const float* before, float* after,
                              float* powers, float* parts, V& y) {
   V gate[kCount], power[kCount], part[kCount];
-  hn::Mask<D> kept[kCount];
+  hn::Mask<D> lost[kCount];
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
     gate[j] = math::at_most(d, hn::Zero(d), hn::Mul(step, lanes.Load(d, a + j * channels)));
   }
-  decay_parts<kCount>(d, gate, kept, power, part);
+  decay_parts<kCount>(d, gate, lost, power, part);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
     const V x = hn::Mul(input, hn::Set(d, b[j])), old = hn::Load(d, before + j * kLanes);
     const V h = hn::MulAdd(hn::MulAdd(old, part[j], old), power[j], x);
-    const V now = hn::IfThenElse(kept[j], h, x);
+    const V now = hn::IfThenElse(lost[j], x, h);
     hn::Store(now, d, after + j * kLanes);
     hn::Store(power[j], d, powers + j * kLanes);
-    hn::Store(stored_part(d, kept[j], part[j]), d, parts + j * kLanes);
+    hn::Store(stored_part(d, lost[j], part[j]), d, parts + j * kLanes);
     y = hn::MulAdd(hn::Set(d, c[j]), now, y);
   }
 }
@@ -185,7 +182,7 @@ HWY_INLINE void BackwardColumns(D d, Lanes lanes, int64_t channels, V step, V in
                                 float* high, float* low, float* db, float* dc, float* da,
                                 V& d_input, V& d_step) {
   V dh[kCount], rest[kCount], power[kCount], part[kCount], zeros[kCount];
-  hn::Mask<D> kept[kCount];
+  hn::Mask<D> lost[kCount];
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
     zeros[j] = hn::Zero(d);
@@ -201,14 +198,14 @@ HWY_INLINE void BackwardColumns(D d, Lanes lanes, int64_t channels, V step, V in
     d_input = hn::MulAdd(dh[j], hn::Set(d, b[j]), d_input);
     power[j] = hn::Load(d, powers + at);
     part[j] = hn::Load(d, parts + at);
-    kept[j] = kept_by(d, part[j]);
+    lost[j] = lost_by(d, part[j]);
     const V decayed =
-        hn::Mul(decay_factor(d, kept[j], power[j], part[j]), hn::Load(d, before + at));
-    const V d_gate = hn::IfThenElseZero(kept[j], hn::Mul(dh[j], decayed));
+        hn::Mul(decay_factor(d, lost[j], power[j], part[j]), hn::Load(d, before + at));
+    const V d_gate = hn::IfThenZeroElse(lost[j], hn::Mul(dh[j], decayed));
     d_step = hn::MulAdd(d_gate, lanes.Load(d, a + j * channels), d_step);
     hn::Store(hn::MulAdd(d_gate, step, hn::Load(d, da + at)), d, da + at);
   }
-  decay_sums<kCount>(d, dh, rest, kept, power, part, zeros);
+  decay_sums<kCount>(d, dh, rest, lost, power, part, zeros);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
     lanes.Store(dh[j], d, high + j * channels);
@@ -296,7 +293,7 @@ void SelectiveBackward(const TokenRange& range, const SelectiveRows& rows, const
       const V step = hn::Load(d, steps + t * kLanes), input = hn::Load(d, inputs + t * kLanes);
       const V g = hn::Load(d, dys + t * kLanes);
       V d_input = zero, d_step = zero;
-      const auto columns = [&](int64_t n, auto count) HWY_ATTR {
+      const auto columns = [&](int64_t n, auto count) HWY_ATTR OUZEL_ALWAYS_INLINE {
         const int64_t at = t * row + n * kLanes, column = n * channels;
         BackwardColumns<count>(d, lanes, channels, step, input, g, a + column, b + n, c + n,
                                states + at, states + at + row, powers + at, parts + at,
