@@ -300,5 +300,13 @@ class Interrupts(ProgramTest):
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+class Conditions(ProgramTest):
+    def test_expected_tensors_that_a_call_does_not_give_are_named(self):
+        path = Path(__file__).parent / "golden" / "retention-basic.safetensors"
+        said = run("attend", path, "--compare", "--form", "parallel").stderr
+        self.assertIn("final_state is not compared: it is only given with ", said)
+        self.assertNotIn("not compared", run("attend", path, "--compare").stderr)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -342,6 +342,18 @@ class Eval(ModelTest):
                                 r"state carried +\d\.\d+ bits per byte\n$")
         self.assertNotIn("bits_per_byte_carried", self.evaluate("--data", self.text, "--no-carry"))
 
+    def test_a_state_that_predicts_worse_is_explained(self):
+        model = self.folder / "model"
+        check("train", "-q", "--data", self.text, "--model", "linear_attn", *SHAPE, "--context", 16,
+              "--batch", 8, "--lr", 0.01, "--warmup", 4, "--iterations", 150, "--out", model)
+        call = ["eval", "-m", model, "--data", self.text]
+        told = json.loads(check(*call, "-q", "--json"))
+        self.assertGreater(told["bits_per_byte_carried"], 1.05 * told["bits_per_byte"])
+        said = "with the state carried the model does worse"
+        self.assertIn(said, run(*call).stderr.decode())
+        self.assertNotIn(said, run(*call, "--no-carry").stderr.decode())
+        self.assertNotIn(said, run("eval", "-m", self.model, "--data", self.text).stderr.decode())
+
     def test_an_interrupt_leaves_no_files(self):
         # With something there before, and without.
         before = self.folder / "losses"
@@ -408,6 +420,27 @@ class Eval(ModelTest):
                       self.folder / "x", preexec_fn=limit_files_to(2000))
         self.assert_fails(process, 1, self.folder / "x")
         self.assertEqual(os.listdir(self.folder), [])
+
+
+class Tokens(ModelTest):
+    def test_a_model_of_other_tokens_is_refused_in_one_breath(self):
+        model = self.folder / "model"
+        shutil.copytree(self.model, model)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "vocab_size": 128}))
+        raw = (model / "model.safetensors").read_bytes()
+        begin = 8 + struct.unpack("<Q", raw[:8])[0]
+        header, data = json.loads(raw[8:begin]), b""
+        for name in [name for name in header if name != "__metadata__"]:
+            first, last = header[name]["data_offsets"]
+            if header[name]["shape"][0] == 256 and ("embeddings" in name or "lm_head" in name):
+                header[name]["shape"][0], last = 128, (first + last) // 2
+            header[name]["data_offsets"] = [len(data), len(data) + last - first]
+            data += raw[begin + first:begin + last]
+        text = json.dumps(header).encode()
+        (model / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+        self.assert_fails(run("generate", "-m", model, "-p", "x"), 1,
+                          "ouzel generate: the model has a vocabulary of 128 tokens")
 
 
 class Overwriting(ModelTest):

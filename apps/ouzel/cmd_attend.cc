@@ -382,6 +382,10 @@ int run(const Options& options) {
                               options.input, joined(result_names(info)),
                               options.backward ? "" : " (gradients need --backward)"));
     }
+    for (const TensorInfo& output : info.outputs) {
+      if (file.find(output.name) == nullptr || attributes.hold(output.when)) continue;
+      options.common.note("{} is not compared: it is only given with {}", output.name, output.when);
+    }
     for (const Comparison& c : comparisons) {
       within = within && c.within();
       if (!options.common.json) write_out(describe(c) + "\n");

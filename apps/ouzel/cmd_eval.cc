@@ -110,6 +110,14 @@ int run(const Options& options) {
   if (!options.no_carry) {
     write_out(fmt::format("state carried        {}\n", described(result.bits_per_byte_carried)));
   }
+  // By far more than the bytes at the beginnings of windows win from it.
+  constexpr double kWorse = 1.05;
+  if (!options.no_carry && result.bits_per_byte_carried > kWorse * result.bits_per_byte) {
+    options.common.note(
+        "with the state carried the model does worse: it has not learnt to read on after so much "
+        "text, as models trained on windows from the zero state may not; train it with --carry, or "
+        "with a longer --context");
+  }
   options.common.note("{} bytes, {} a second; {} of memory at peak",
                       with_commas(static_cast<std::uint64_t>(result.tokens)),
                       with_commas(static_cast<std::uint64_t>(rate)), human_bytes(peak_memory()));

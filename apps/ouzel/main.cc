@@ -145,6 +145,9 @@ int run(const std::vector<std::string>& arguments, std::string& name) {
 int run_and_report(const std::vector<std::string>& arguments) {
   std::string name = "ouzel";
   const auto report = [&](int code, std::string_view sentence) {
+    // What the library calls itself may be the verb.
+    const std::string own = name.substr(name.find(' ') + 1) + ": ";
+    if (sentence.starts_with(own)) sentence.remove_prefix(own.size());
     const std::string line = fmt::format("{}: {}\n", name, printable_lines(sentence));
     std::fwrite(line.data(), 1, line.size(), stderr);
     return code;

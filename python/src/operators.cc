@@ -19,6 +19,7 @@
 #include "ouzel/feature_map.h"
 #include "python/src/arrays.h"
 #include "python/src/context.h"
+#include "src/base/dense_tensor.h"
 #include "src/base/text.h"
 #include "src/ops/explain.h"
 #include "src/ops/operator_call.h"
@@ -181,10 +182,15 @@ class Call {
   Call(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes, bool backward)
       : info_(operators()[index]), arrays_(arrays), attributes_(attributes_of(info_, attributes)) {
     std::vector<const std::string*> names;
-    for (const TensorInfo& input : info_.inputs) names.push_back(&input.name);
+    std::vector<const TensorInfo*> rows;
+    const auto list = [&](const std::string& name, const TensorInfo& row) {
+      names.push_back(&name);
+      rows.push_back(&row);
+    };
+    for (const TensorInfo& input : info_.inputs) list(input.name, input);
     if (backward) {
       for (const TensorInfo& output : info_.outputs) {
-        if (!output.gradient.empty()) names.push_back(&output.gradient);
+        if (!output.gradient.empty()) list(output.gradient, output);
       }
     }
     given_.reserve(names.size());
@@ -193,6 +199,7 @@ class Call {
       const nb::handle array = arrays[i];
       if (array.is_none()) continue;
       given_.emplace_back(array, info_.name, *names[i]);
+      check_type(*rows[i], *names[i], array);
       tensors.emplace(*names[i], given_.back().tensor());
       if (!like_.is_valid()) like_ = array;
     }
@@ -234,6 +241,20 @@ class Call {
   }
 
  private:
+  // Of the array that was taken last.
+  void check_type(const TensorInfo& row, const std::string& name, nb::handle array) const {
+    const ConstTensor& tensor = given_.back().tensor();
+    const std::string wanted = wanted_type(row, tensor.dtype);
+    if (wanted.empty()) return;
+    // ouzel.torch hands its tensors over as capsules.
+    const bool numpy = nb::hasattr(array, "astype"), wide = row.dtype == DType::kF64;
+    const char* const remedy = numpy ? (wide ? ".astype(np.float64)" : ".astype(np.float32)")
+                                     : (wide ? ".double()" : ".float()");
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("{}: {} is {}; {} was expected: convert it first, as by {}{}",
+                            info_.name, name, described(tensor), wanted, name, remedy));
+  }
+
   const OperatorInfo& info_;
   nb::tuple arrays_;
   Attributes attributes_;
@@ -243,6 +264,19 @@ class Call {
   std::map<std::string, ResultArray> memory_;
 };
 
+// Throws Error(kInvalidArgument) if the attributes leave no state to return.
+void check_state(const Call& call) {
+  const auto is_final = [](const ResultInfo& r) { return r.is_state && !r.is_gradient; };
+  if (std::ranges::any_of(call.results(), is_final)) return;
+  const auto& outputs = call.info().outputs;
+  const auto state = std::ranges::find_if(outputs, &TensorInfo::is_state);
+  if (state == outputs.end()) return;
+  throw Error(ErrorKind::kInvalidArgument,
+              fmt::format("{}: output_final_state asks for {}, which is only given with {}; leave "
+                          "it out",
+                          call.info().name, state->name, state->when));
+}
+
 // The outputs by name: the first, the final state (None if not asked for) and what else the
 // attributes call for.
 nb::dict outputs(std::size_t index, const nb::tuple& arrays, const nb::tuple& attributes,
@@ -251,6 +285,7 @@ nb::dict outputs(std::size_t index, const nb::tuple& arrays, const nb::tuple& at
   const bool states = flag_of(name, "output_final_state", output_final_state);
   PyContext& with = context_of(name, context);
   Call call(index, arrays, attributes, /*backward=*/false);
+  if (states) check_state(call);
   call.share(saved);
   call.run(with, [&](const ResultInfo& result) { return states || !result.is_state; });
   nb::dict named;

@@ -26,7 +26,7 @@ def test_golden_files(path):
     function = getattr(ouzel, file.metadata["op"])
     law = ouzel.laws()[function.__name__]
     given = file.arguments(law, file.metadata["inputs"]) | file.attributes(law)
-    stateful = _operators.keeps_state(law)
+    stateful = any(t.is_state and _operators.holds(t.when, law, given) for t in law.outputs)
     results = function(**given, **({"output_final_state": True} if stateful else {}))
     results = results if isinstance(results, tuple) else (results,)
     names = [output.name for output in law.outputs if _operators.holds(output.when, law, given)]
@@ -39,6 +39,20 @@ def test_golden_files(path):
     gradients = function.vjp(**given, **upstream)
     expected = {name: file.tensors[name] for name in file.metadata["grads"]}
     golden.check(expected, gradients, GRADIENT_BOUND)
+
+
+def test_a_state_that_is_asked_for_is_given_or_refused():
+    """No call returns None where attributes leave no state."""
+    q, k, v = (sample((1, 5, 2, 4), seed) for seed in range(3))
+    for name, attributes in (("linear_attention", {"causal": False}),
+                             ("linear_attention", {"form": "parallel"}),
+                             ("retention", {"form": "parallel"}),
+                             ("efficient_attention", {"causal": False})):
+        function = getattr(ouzel, name)
+        sentence = f"{name}: output_final_state asks for final_state, which is only given with "
+        with pytest.raises(ouzel.InvalidArgumentError, match=sentence):
+            function(q, k, v, **attributes, output_final_state=True)
+        function(q, k, v, **attributes)
 
 
 def test_every_row_of_the_table_is_a_function():

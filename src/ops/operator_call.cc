@@ -65,6 +65,12 @@ bool counts_tokens(std::string_view letter) { return letter.starts_with('T'); }
 
 }  // namespace
 
+std::string wanted_type(const TensorInfo& info, DType dtype) {
+  const bool wide = info.dtype == DType::kF64;
+  if (dtype == info.dtype || (wide ? dtype == DType::kF32 : is_half(dtype))) return "";
+  return wide ? "F64 or F32" : "F32, BF16 or F16";
+}
+
 OperatorCall::OperatorCall(const OperatorInfo& info, const Attributes& attributes,
                            const std::map<std::string, ConstTensor>& tensors, bool backward,
                            const Segments* segments)
@@ -280,10 +286,9 @@ void OperatorCall::refuse_shape(const TensorInfo& info, const std::string& name,
 
 void OperatorCall::take(const TensorInfo& info, const std::string& name,
                         const ConstTensor& tensor) {
-  const bool wide = info.dtype == DType::kF64;
-  if (tensor.dtype != info.dtype && !(wide ? tensor.dtype == DType::kF32 : is_half(tensor.dtype))) {
+  if (const std::string wanted = wanted_type(info, tensor.dtype); !wanted.empty()) {
     refuse(fmt::format("{}: {} is {}; {} was expected: convert it first", info_.name, name,
-                       described(tensor), wide ? "F64 or F32" : "F32, BF16 or F16"));
+                       described(tensor), wanted));
   }
   bool taken = false;
   each_part(info.shape, '|',

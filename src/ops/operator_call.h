@@ -19,6 +19,9 @@
 
 namespace ouzel {
 
+// "" if a tensor of the table may be given in this type, else the types it may be given in.
+std::string wanted_type(const TensorInfo& info, DType dtype);
+
 class OperatorCall {
  public:
   // --- for who calls
