@@ -514,6 +514,23 @@ class Overwriting(ModelTest):
         os.symlink("round", self.folder / "round")
         self.assert_fails(run(*generate, self.folder / "round"), 1, "round", "levels of symbolic links")
 
+    def test_links_in_a_circle_are_named(self):
+        circle = self.folder / "circle"
+        os.symlink("circle", circle)
+        for call in (["generate", "-m", circle, "-p", "a"], ["generate", "-m", self.model, "-f", circle],
+                     ["generate", "-m", self.model, "--state-in", circle],
+                     ["generate", "-m", self.model, "-p", "a", "--state-out", circle],
+                     ["eval", "-m", circle, "--data", self.text], ["eval", "-m", self.model, "--data", circle],
+                     ["eval", "-m", self.model, "--data", self.text, "--losses-out", circle],
+                     ["info", circle], ["attend", circle, "--compare"],
+                     ["train", "--data", circle, "--out", self.folder / "out"],
+                     ["train", "--data", self.text, "--out", circle],
+                     ["train", "--data", self.text, "--out", circle, "--resume"],
+                     ["train", "--data", self.text, "--config", circle, "--out", self.folder / "out"]):
+            with self.subTest(call=call):
+                self.assert_fails(run(*call), 1, circle, "levels of symbolic links")
+        self.assertTrue(circle.is_symlink())
+
     def test_a_folder_is_no_file_to_write(self):
         for flag, call in (("--state-out", ["generate", "-m", self.model, "-p", "a", "-n", 1]),
                            ("--losses-out", ["eval", "-m", self.model, "--data", self.text]),

@@ -117,6 +117,7 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
 
 void refuse_used(const TrainOptions& options, const std::string& resume,
                  const std::string& overwrite) {
+  target_of(options.out);  // links in a circle hold nothing, though all in them seems to be there
   const std::string checkpoint = options.out + "/" + kCheckpoint;
   if (options.overwrite || (options.resume && is_there(checkpoint))) return;
   std::int64_t iteration = 0, iterations = 0;
