@@ -51,8 +51,8 @@ void short_conv(Context& context, const ShortConvOptions& options, const ShortCo
   Context::Impl& impl = context.impl();
   const std::vector<ConvPiece> pieces = pieces_of(segments, s.batch, s.tokens);
   const ChannelBlocks blocks(static_cast<std::int64_t>(pieces.size()), s.channels, kConvBlock);
-  const ConvParameters parameters(s, weight, bias, blocks,
-                                  impl.shared<float>(ConvParameters::floats(s)));
+  float* shared = impl.shared<float>(ConvParameters::floats(s) + kPageFloats);
+  const ConvParameters parameters(s, weight, bias, blocks, placed_like(out.data, shared));
   const ConvShape widest = channels_of(s, blocks.block(0, 0));
   const std::int64_t max_rows = kPieceTokens + s.width - 1;
   impl.reserve(pointers_bytes(max_rows) + scratch_of((s.width - 1) * widest.channels) +

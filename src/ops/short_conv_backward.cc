@@ -41,19 +41,20 @@ struct Workspace {
   static std::size_t bytes(const ConvShape& s, const Types& types) {
     const std::int64_t before = s.width - 1;
     return 3 * pointers_bytes(max_rows(s)) + 2 * scratch_of(before * s.channels) +
-           scratch_of(s.channels) + scratch_of((kPieceTokens + before) * s.channels) +
+           scratch_of(s.channels) + scratch_of((kPieceTokens + before) * s.channels + kPageFloats) +
            scratch_of(ConvRows::ring_floats(s, types.x)) +
            scratch_of(wide_floats(s, types.dy, staged_tokens(s))) +
            scratch_of(wide_floats(s, types.dx, s.width));
   }
-  Workspace(const ConvShape& s, const Types& types, Scratch& scratch)
+  Workspace(const ConvShape& s, const Types& types, const void* dx, Scratch& scratch)
       : x_rows(scratch.take<const void*>(max_rows(s))),
         dy_rows(scratch.take<const void*>(max_rows(s))),
         dz_rows(scratch.take<const void*>(max_rows(s))),
         history(scratch.take<float>((s.width - 1) * s.channels)),
         d_history(scratch.take<float>((s.width - 1) * s.channels)),
         zeros(scratch.take<float>(s.channels)),
-        dz(scratch.take<float>((kPieceTokens + s.width - 1) * s.channels)),
+        dz(placed_like(
+            dx, scratch.take<float>((kPieceTokens + s.width - 1) * s.channels + kPageFloats))),
         x_ring(scratch.take<float>(ConvRows::ring_floats(s, types.x))),
         dy_wide(scratch.take<float>(wide_floats(s, types.dy, staged_tokens(s)))),
         dx_wide(scratch.take<float>(wide_floats(s, types.dx, s.width))) {
@@ -92,14 +93,14 @@ void short_conv_backward(Context& context, const ShortConvOptions& options,
 
   Context::Impl& impl = context.impl();
   const std::int64_t set = ConvParameters::floats(s);
-  float* shared = impl.shared<float>((2 + groups) * set);
-  const ConvParameters parameters(s, weight, bias, blocks, shared);
+  float* shared = placed_like(dx_view.data, impl.shared<float>((2 + groups) * set + kPageFloats));
+  const ConvParameters parameters(s, weight, bias, blocks, shared + set);
   // dx_t = sum_i w_{width-1-i} dz_{t+i}: the same convolution, of later rows with the columns
   // turned.
   View<const float, 2> turned = weight;
   turned.data = weight(0, s.width - 1);
   turned.stride[1] = -weight.stride[1];
-  const ConvParameters adjoint(s, turned, {}, blocks, shared + set);
+  const ConvParameters adjoint(s, turned, {}, blocks, shared);
   float* sums = shared + 2 * set;  // a set a group, each like the parameters
 
   const Workspace::Types types = {x.dtype, dy_view.dtype, dx_view.dtype};
@@ -202,7 +203,7 @@ void short_conv_backward(Context& context, const ShortConvOptions& options,
     const std::int64_t g = b.sequence;
     float* own = parameters_wanted ? sums + g * set + (s.width + 1) * b.first : nullptr;
     if (own != nullptr) std::fill(own, own + (s.width + 1) * b.channels, 0.0f);
-    const Workspace work(channels_of(s, b), types, scratch);
+    const Workspace work(channels_of(s, b), types, dx_view.data, scratch);
     for (std::int64_t p = g * group; p < std::min((g + 1) * group, count); ++p) {
       check_cancelled();
       const ConvPiece& piece = pieces[static_cast<std::size_t>(p)];

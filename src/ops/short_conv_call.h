@@ -154,6 +154,16 @@ struct ConvRows {
 // Padding is 0; y may be absent.
 void zero_rows(const AnyView<void, 3>& y, const ConvPiece& piece);
 
+// Memory for floats that are read beside rows being written past the caches: from where it has the
+// place of those rows in a page. A load waits for stores under way whose addresses have the same
+// last twelve bits, and such stores take long: elsewhere the whole took twice as long on Zen 3.
+inline constexpr std::int64_t kPageFloats = 1024;  // so much more must be there
+inline float* placed_like(const void* rows, float* memory) {
+  const auto apart = reinterpret_cast<std::uintptr_t>(rows) -
+                     reinterpret_cast<std::uintptr_t>(static_cast<void*>(memory));
+  return memory + apart % 4096 / 64 * 16;
+}
+
 inline std::size_t pointers_bytes(std::int64_t count) {
   return Scratch::rounded(static_cast<std::size_t>(count) * sizeof(void*));
 }
