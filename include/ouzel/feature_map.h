@@ -71,7 +71,8 @@ struct FeatureMapGrads {
 
 // Fills w [m, K] with the random projection of FAVOR+: Gaussian rows, orthogonal to each other
 // within blocks of K (arXiv:2009.14794, appendix B.2). The same numbers for the same seed,
-// anywhere; draw another one by another seed.
+// anywhere; draw another one by another seed. Throws Error(kInvalidArgument) for sizes below 1, or
+// beyond memory.
 enum class ProjectionNorms {
   kChi,   // of Gaussian rows: unbiased
   kSqrt,  // all sqrt(K)

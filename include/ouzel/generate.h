@@ -128,8 +128,9 @@ class OUZEL_EXPORT Generator {
 
   // Generates up to `tokens` tokens. `write` is called after each with the text that is certain,
   // often one byte, none while it may be the beginning of a stop text; false ends the call after
-  // this token. Throws as `read`; Error(kInvalidArgument) when the state came from no generator and
-  // there is no prompt: the token to go on from is not known.
+  // this token. It may ask for state and position; reading or generating with this generator from
+  // there throws Error(kInvalidArgument). Throws as `read`; Error(kInvalidArgument) also when the
+  // state came from no generator and there is no prompt: the token to go on from is not known.
   Finish generate(std::int64_t tokens, const std::function<bool(std::string_view)>& write);
 
   // The text that is held back because a stop text may begin with it. It stays in the state, and
