@@ -332,6 +332,37 @@ TEST_P(ShortConvTest, NaNReachesItsChannelAndTheNextTokensAlone) {
   }
 }
 
+// SiLU and its slope where e^-z is no float: in whole vectors and in what is left of a row.
+TEST_P(ShortConvTest, ActivationOfAnyNumber) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const std::vector<double> numbers = {-3e38, -1e30, -1e5, -200, -100, -88,  -87.4, -87.2, -60, -1,
+                                       0,     1,     60,   87.2, 87.4, 88.1, 89,    200,   3e38};
+  const auto count = static_cast<std::int64_t>(numbers.size());
+  for (const std::int64_t tokens : {1, 2, 7}) {
+    Call call = make_call({1, tokens, count, 1, false, true, false}, Segments::whole(1, tokens), 8);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int64_t d = 0; d < count; ++d) {
+        call.arguments.x(0, t, d) = numbers[static_cast<std::size_t>(d)];
+        call.arguments.weight(d, 0) = call.upstream.y(0, t, d) = 1;
+      }
+    }
+    const Outcome r = run(context_, call.arguments, call.upstream);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int64_t d = 0; d < count; ++d) {
+        const double x = numbers[static_cast<std::size_t>(d)], sigmoid = 1 / (1 + std::exp(-x));
+        const double y = x * sigmoid, slope = sigmoid + y * (1 - sigmoid);
+        EXPECT_NEAR(r.y(0, t, d), y, 4e-6 * std::abs(y) + 1e-35) << x;
+        EXPECT_NEAR(r.dx(0, t, d), slope, 1e-6) << x;
+      }
+    }
+    for (const double x : {-inf, inf}) {
+      call.arguments.x(0, 0, 0) = x;
+      const float y = run(context_, call.arguments, call.upstream).y(0, 0, 0);
+      EXPECT_TRUE(x < 0 ? std::isnan(y) : y == x) << x;  // -inf times 0 is NaN
+    }
+  }
+}
+
 TEST_P(ShortConvTest, RefusesWrongShapes) {
   Floats x = Floats::filled({2, 3, 4}, 0), w = Floats::filled({5, 4}, 0),
          y = Floats::filled({2, 3, 4}, 0), good = Floats::filled({4, 4}, 0);

@@ -1,6 +1,6 @@
 // One exponential serves each pair of weights, since the larger of the two is e^0, and both pairs
 // of a token: e^(u + k) is e^(u + d) times the new weight of k, where that constant is neither very
-// large nor very small. eps is lost in two parts like the sums: near 60 a float's rounding is 4e-6
+// large nor very small. eps is kept in two parts like the sums: near 60 a float's rounding is 4e-6
 // a token, and would be in all weights.
 #include "src/kernels/elementwise.h"
 

@@ -54,7 +54,7 @@ HWY_INLINE void decay_parts(D d, const V* g, hn::Mask<D>* lost, V* power, V* par
   for (int j = 0; j < kCount; ++j) lost[j] = hn::Lt(g[j], hn::Set(d, -87.3f));
   exp_parts<kCount>(d, g, power, part);
 }
-// A part as it is lost in memory: this one where nothing is left.
+// A part as it is kept in memory: this one where nothing is left.
 constexpr float kNothingLeft = -1;
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V stored_part(D d, hn::Mask<D> lost, V part) {
@@ -108,17 +108,15 @@ HWY_INLINE void decay_sums(D, V* s, V* low, const hn::Mask<D>* lost, const V* po
 // 1 / (1 + e^-x), within 3 ulp; 0 below -87.3.
 template <int kCount, class D, class V = hn::Vec<D>>
 HWY_INLINE void sigmoids(D d, const V* x, V* sigmoid) {
-  const V one = hn::Set(d, 1.0f);
+  const V one = hn::Set(d, 1.0f), least = hn::Set(d, -87.3f);
   V minus_x[kCount], power[kCount], part[kCount];
   OUZEL_UNROLL
-  for (int j = 0; j < kCount; ++j) {
-    minus_x[j] =
-        math::at_most(d, hn::Set(d, 88.3f), math::at_least(d, hn::Set(d, -87.3f), hn::Neg(x[j])));
-  }
+  for (int j = 0; j < kCount; ++j) minus_x[j] = math::at_least(d, least, hn::Neg(x[j]));
   exp_parts<kCount>(d, minus_x, power, part);
   OUZEL_UNROLL
   for (int j = 0; j < kCount; ++j) {
-    sigmoid[j] = hn::Div(one, hn::Add(one, hn::MulAdd(part[j], power[j], power[j])));
+    const V above = hn::Div(one, hn::Add(one, hn::MulAdd(part[j], power[j], power[j])));
+    sigmoid[j] = hn::IfThenZeroElse(hn::Lt(x[j], least), above);
   }
 }
 // x sigmoid(x); NaN at -inf, as math::silu.
