@@ -408,6 +408,12 @@ TEST_F(Formats, AtomicFileFollowsLinksToWhatIsNotThere) {
   fs::create_symlink("circle", path("round"));
   expect_error(ErrorKind::kIo, path("circle"), [&] { AtomicFile file(path("circle")); });
   EXPECT_TRUE(fs::is_symlink(path("astray")) && fs::is_symlink(path("circle")));
+  // Folders, too.
+  fs::create_symlink("new/folder", path("to_folder"));
+  make_folder(path("to_folder"));
+  make_folder(path("to_folder"));
+  EXPECT_TRUE(fs::is_directory(path("new/folder")) && fs::is_symlink(path("to_folder")));
+  expect_error(ErrorKind::kIo, "cannot make the folder", [&] { make_folder(path("circle")); });
 }
 
 // Circles and what may not be looked at are there: whoever opens them says what is wrong.

@@ -503,7 +503,18 @@ TEST(Model, RefusesUnknownKeysOfConfigurationsWrittenForUs) {
     ModelConfig::from_json(model.config.to_json(), "config.json", true);
   }
   read(R"(, "torch_dtype": "bfloat16", "use_cache": true, "fuse_norm": true, "attn_mode": "chunk",
-          "max_position_embeddings": 2048, "transformers_version": "5", "attn": null)");
+          "max_position_embeddings": 2048, "transformers_version": "5", "attn": null,
+          "id2label": {"0": "A"}, "label2id": {"A": 0})");
+  const auto transformer = [](const std::string& affine) {
+    return ModelConfig::from_json(
+        R"({"model_type": "transformer", "vocab_size": 9, "hidden_size": 12,
+            "num_hidden_layers": 2, "num_heads": 3, "elementwise_affine": )" +
+            affine + "}",
+        "config.json", true);
+  };
+  transformer("true");
+  expect_contains(message_of([&] { transformer("false"); }, ErrorKind::kBadFile),
+                  {"'elementwise_affine'", "norms have weights"});
 }
 
 TEST(Model, RefusesCallsThatDoNotFit) {

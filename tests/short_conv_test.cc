@@ -273,6 +273,23 @@ TEST_P(ShortConvTest, SplitsAndStepsAreTheUnbrokenSequence) {
   }
 }
 
+// Pieces far from the beginning read the state, too, where the width reaches so far.
+TEST_P(ShortConvTest, AStateMayBeUpdatedInPlace) {
+  for (const std::int64_t width : {1, 4, 64, 65, 66, 129}) {
+    for (const std::int64_t tokens : {1, 63, 65, 128, 200}) {
+      const Call call =
+          make_call({2, tokens, 19, width, true, true, true}, Segments::whole(2, tokens), 9);
+      const Outcome expected = run(context_, call.arguments, call.upstream);
+      Floats x(call.arguments.x), weight(call.arguments.weight), bias(call.arguments.bias);
+      Floats s(call.arguments.s0), y = Floats::filled({2, tokens, 19}, kNaN);
+      short_conv(context_, {ConvActivation::kSilu},
+                 {x.tensor(), weight.tensor(), bias.tensor(), s.tensor()}, y.tensor(), s.tensor());
+      EXPECT_TRUE(same_bits(y.array, expected.y)) << width << " " << tokens;
+      EXPECT_TRUE(same_bits(s.array, expected.s)) << width << " " << tokens;
+    }
+  }
+}
+
 TEST_P(ShortConvTest, StepAllocatesNothing) {
   const Call call = make_call({3, 1, 40, 4, true, true, true}, Segments::whole(3, 1), 5);
   Floats x(call.arguments.x), weight(call.arguments.weight), bias(call.arguments.bias),

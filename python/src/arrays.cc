@@ -58,17 +58,31 @@ nb::dlpack::dtype dlpack_of(DType dtype) {
 
 enum class Framework { kNumpy, kTorch, kJax, kCapsule, kOther };
 
+// The module that a type says to be of, "" where it says nothing that is a text.
+std::string_view module_of(nb::handle type) {
+  const nb::object name = nb::getattr(type, "__module__", nb::none());
+  const char* text = PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8(name.ptr()) : nullptr;
+  if (text == nullptr) PyErr_Clear();
+  return text == nullptr ? "" : text;  // the type keeps it
+}
+
+bool is_of(std::string_view module, std::string_view package) {
+  return module.starts_with(package) &&
+         (module.size() == package.size() || module[package.size()] == '.');
+}
+
+// Of the type, or of that which it inherits its __dlpack__ from.
 Framework framework_of(nb::handle like) {
   if (PyCapsule_CheckExact(like.ptr())) return Framework::kCapsule;
   const PyTypeObject* type = Py_TYPE(like.ptr());
   if (std::string_view(type->tp_name) == "numpy.ndarray") return Framework::kNumpy;
-  // Or of a type that somebody derived.
   for (const nb::handle base : nb::borrow<nb::tuple>(type->tp_mro)) {
-    const std::string name =
-        nb::cast<std::string>(nb::str(nb::getattr(base, "__module__", nb::none())));
-    if (name.starts_with("torch")) return Framework::kTorch;
-    if (name.starts_with("jax")) return Framework::kJax;
-    if (name.starts_with("numpy")) return Framework::kNumpy;
+    if (!nb::cast<bool>(base.attr("__dict__").attr("__contains__")("__dlpack__"))) continue;
+    const std::string_view module = module_of(base);
+    if (is_of(module, "torch")) return Framework::kTorch;
+    if (is_of(module, "jax") || is_of(module, "jaxlib")) return Framework::kJax;
+    if (is_of(module, "numpy")) return Framework::kNumpy;
+    break;
   }
   return Framework::kOther;
 }
@@ -103,7 +117,7 @@ nb::object source_of(nb::handle object, const std::string& what) {
     return capsule;
   }
   if (!is_fresh(capsule)) {
-    refuse(what + " is a DLPack capsule that was taken before: each serves once");
+    refuse(what + " is a capsule that is not DLPack's or was taken before: each serves once");
   }
   return capsule;
 }
@@ -159,8 +173,11 @@ GivenArray::GivenArray(nb::handle object, std::string_view call, std::string_vie
   }
   tensor_.data = array_.data();
   tensor_.rank = static_cast<int>(array_.ndim());
+  if (tensor_.rank != 0 && array_.shape_ptr() == nullptr)
+    refuse(what() + " has axes, but no shape");
   for (std::size_t i = 0; i < array_.ndim(); ++i) {
     tensor_.extent[i] = static_cast<std::int64_t>(array_.shape(i));
+    if (tensor_.extent[i] < 0) refuse(what() + " has an axis of a length below 0");
     tensor_.stride[i] = array_.stride(i);
   }
   // PyTorch's tensors of zeros without storage, for one.

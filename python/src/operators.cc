@@ -274,7 +274,7 @@ void check_state(const Call& call) {
   throw Error(ErrorKind::kInvalidArgument,
               fmt::format("{}: output_final_state asks for {}, which is only given with {}; leave "
                           "it out",
-                          call.info().name, state->name, state->when));
+                          call.info().name, state->name, joined(split(state->when, ' '))));
 }
 
 // The outputs by name: the first, the final state (None if not asked for) and what else the

@@ -190,12 +190,41 @@ def test_capsules_that_are_handed_out_twice():
     twice = Exporter(lambda **_: once)
     assert np.array_equal(ouzel.retention(q, twice, v)[0], ouzel.retention(q, k, v)[0])
     for again in (twice, once):
-        with pytest.raises(ouzel.InvalidArgumentError, match="k is a DLPack capsule that was taken before"):
+        with pytest.raises(ouzel.InvalidArgumentError, match="k is a capsule that .* was taken before"):
             ouzel.retention(q, again, v)
     state = np.zeros((2, 3, 8, 8), np.float32)
     of_state = state.__dlpack__()
-    with pytest.raises(ouzel.InvalidArgumentError, match="initial_state is a DLPack capsule that was taken before"):
+    with pytest.raises(ouzel.InvalidArgumentError, match="initial_state is a capsule that .* was taken before"):
         ouzel.retention.step(*(x[:, :1] for x in (q, k, v)), initial_state=Exporter(lambda **_: of_state))
+
+
+class Named(np.lib.mixins.NDArrayOperatorsMixin, Exporter):
+    """Of a module whose name begins like that of a framework, or with a base of NumPy's."""
+
+
+@pytest.mark.parametrize("module", ["torch_like", "jaxtyping", "numpy_like", "\ud800", 3, None])
+def test_types_that_are_named_like_a_framework(module):
+    q, k, v = triple()
+    kind = type("Like", (Named,), {"__module__": module})
+    once = k.copy().__dlpack__()
+    twice = kind(lambda **_: once)
+    o, _ = ouzel.retention(twice, k, v)
+    assert isinstance(o, np.ndarray) and np.array_equal(o, ouzel.retention(k, k, v)[0])
+    with pytest.raises(ouzel.InvalidArgumentError, match="q is a capsule that .* was taken before"):
+        ouzel.retention(twice, k, v)
+
+
+def test_arrays_that_export_a_kept_capsule():
+    class Kept(np.ndarray):
+        def __dlpack__(self, **keywords):
+            self.capsule = getattr(self, "capsule", None) or np.asarray(self).__dlpack__()
+            return self.capsule
+
+    q, k, v = triple()
+    kept = k.view(Kept)
+    assert np.array_equal(ouzel.retention(q, kept, v)[0], ouzel.retention(q, k, v)[0])
+    with pytest.raises(ouzel.InvalidArgumentError, match="k is a capsule that .* was taken before"):
+        ouzel.retention(q, kept, v)
 
 
 def test_exporters_of_any_age():
@@ -241,6 +270,18 @@ def test_arrays_of_devices_are_refused():
 
     with pytest.raises(ouzel.InvalidArgumentError, match="q lives on a device .* move it to the CPU"):
         ouzel.retention(OnDevice(), *[sample((1, 2, 1, 4))] * 2)
+
+
+@pytest.mark.parametrize("shape, sentence", [(None, "has axes, but no shape"), ((1, -2, 1, 4), "length below 0")])
+def test_shapes_that_are_none(shape, sentence):
+    shape = None if shape is None else (ctypes.c_int64 * 4)(*shape)
+    strides, memory = (ctypes.c_int64 * 4)(8, 4, 4, 1), (ctypes.c_float * 8)()
+    tensor = DLTensor(ctypes.addressof(memory), 1, 0, 4, 2, 32, 1, shape, strides)
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    capsule = make(ctypes.addressof(tensor), b"dltensor", None)
+    with pytest.raises(ouzel.InvalidArgumentError, match="k .*" + sentence):
+        ouzel.retention(sample((1, 2, 1, 4)), capsule, sample((1, 2, 1, 4)))
 
 
 # By how many bytes more than its results a call of every operator makes memory grow; inputs are 1,024 tokens of 2,048

@@ -183,7 +183,7 @@ bool is_there(const std::string& path) {
 
 void make_folder(const std::string& path) {
   std::error_code error;
-  fs::create_directories(path, error);
+  fs::create_directories(is_there(path) ? path : target_of(path), error);
   if (error || !fs::is_directory(path, error)) {
     throw Error(ErrorKind::kIo,
                 fmt::format("cannot make the folder {}: {}", path,

@@ -57,12 +57,29 @@ std::string unknown_type(const std::string& type) {
 // Keys of files that transformers and flash-linear-attention write: what they say of a model is
 // true of all of ours, or is about how others run it.
 constexpr std::string_view kKeysOfOthers[] = {
-    "_name_or_path", "architectures",   "attn_mode",
-    "auto_map",      "bos_token_id",    "dtype",
-    "eos_token_id",  "fuse_norm",       "fuse_cross_entropy",
-    "fuse_swiglu",   "pad_token_id",    "fuse_linear_cross_entropy",
-    "torch_dtype",   "tokenizer_class", "max_position_embeddings",
-    "use_cache",     "use_l2warp",      "transformers_version",
+    "_name_or_path",
+    "architectures",
+    "attn_mode",
+    "auto_map",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "fuse_cross_entropy",
+    "fuse_linear_cross_entropy",
+    "fuse_norm",
+    "fuse_swiglu",
+    "id2label",
+    "label2id",
+    "max_position_embeddings",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "return_dict",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "use_l2warp",
 };
 
 // A sentence for each key of a file that is none of ours: for all of them when `strict`, else for
@@ -203,6 +220,7 @@ MixerConfig read_mixer(const Reader& in, MixerKind kind) {
     c.qkv_bias = in.boolean("qkv_bias", c.qkv_bias);
     c.qk_norm = in.boolean("qk_norm", c.qk_norm);
     in.only("rope_scaling", {}, "positions are turned by rope_theta alone");
+    in.only("elementwise_affine", {true}, "norms have weights");
     return c;
   }
   c.expand_k = in.number("expand_k", c.expand_k);

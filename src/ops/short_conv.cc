@@ -59,6 +59,19 @@ void short_conv(Context& context, const ShortConvOptions& options, const ShortCo
                scratch_of(ConvRows::ring_floats(widest, x.dtype)));
   const Isa isa = context.isa();
   const bool stream = is_streamed(out);
+  // A state that pieces further on read too is replaced when all are done: it may be the memory of
+  // the new one.
+  const bool is_shared =
+      s.width - 1 > kPieceTokens && initial.data != nullptr && final_view.data != nullptr;
+  const auto rows_of = [&](const ConvShape& own, const AnyView<const void, 3>& from,
+                           const View<const float, 3>& state, const ConvPiece& piece,
+                           Scratch& scratch) {
+    const void** pointers = scratch.take<const void*>(max_rows);
+    float* history = scratch.take<float>((s.width - 1) * own.channels);
+    float* ring = scratch.take<float>(ConvRows::ring_floats(own, x.dtype));
+    if (piece.offset < s.width - 1) read_history(own, state, piece.sequence, history);
+    return ConvRows{own, from, piece, history, ring, pointers};
+  };
   impl.run(blocks.tasks(), [&](std::int64_t task, Scratch& scratch) {
     const ChannelBlock b = blocks.task(task);
     const ConvPiece& piece = pieces[static_cast<std::size_t>(b.sequence)];
@@ -67,12 +80,8 @@ void short_conv(Context& context, const ShortConvOptions& options, const ShortCo
     if (piece.sequence < 0) return zero_rows(to, piece);
     const auto from = channels_of(x, b);
     const auto state = channels_of(initial, b);
-    const void** pointers = scratch.take<const void*>(max_rows);
-    float* history = scratch.take<float>((s.width - 1) * own.channels);
-    float* ring = scratch.take<float>(ConvRows::ring_floats(own, x.dtype));
-    const ConvRows rows{own, from, piece, history, ring, pointers};
-    if (piece.offset < s.width - 1) read_history(own, state, piece.sequence, history);
-    if (piece.offset == 0 && final_view.data != nullptr) {
+    const ConvRows rows = rows_of(own, from, state, piece, scratch);
+    if (piece.offset == 0 && final_view.data != nullptr && !is_shared) {
       write_state(isa, rows, state, channels_of(final_view, b));
     }
     const bool as_they_are =
@@ -81,7 +90,7 @@ void short_conv(Context& context, const ShortConvOptions& options, const ShortCo
     for (std::int64_t t = 0; t < piece.tokens; t += step) {
       const std::int64_t tokens = std::min(step, piece.tokens - t);
       rows.load(isa, as_they_are, t, tokens);
-      const ConvTokens conv{.x = pointers,
+      const ConvTokens conv{.x = rows.rows,
                             .dtype = as_they_are ? x.dtype : DType::kF32,
                             .tokens = tokens,
                             .channels = own.channels,
@@ -93,6 +102,16 @@ void short_conv(Context& context, const ShortConvOptions& options, const ShortCo
       const AnyRows<void> row = to(piece.batch, piece.begin + t);
       conv_tokens(isa, conv, row.first, row.dtype, row.stride);
     }
+  });
+  if (!is_shared) return;
+  impl.run(blocks.tasks(), [&](std::int64_t task, Scratch& scratch) {
+    const ChannelBlock b = blocks.task(task);
+    const ConvPiece& piece = pieces[static_cast<std::size_t>(b.sequence)];
+    if (piece.sequence < 0 || piece.offset != 0) return;
+    const ConvShape own = channels_of(s, b);
+    const auto from = channels_of(x, b);
+    const auto state = channels_of(initial, b);
+    write_state(isa, rows_of(own, from, state, piece, scratch), state, channels_of(final_view, b));
   });
 }
 
