@@ -164,7 +164,8 @@ std::string advised(const TrainResult& result) {
   }
   if (result.loss > kWords) {
     return fmt::format(
-        "above {} nats a byte what a model generates is hardly words: give it more --iterations",
+        "above {} nats a byte what a model generates is hardly words: give it more --iterations, "
+        "from the start (--overwrite)",
         kWords);
   }
   if (validation > kWords) {

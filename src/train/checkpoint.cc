@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "ouzel/error.h"
+#include "src/base/text.h"
 #include "src/formats/files.h"
 #include "src/formats/safetensors.h"
 #include "src/models/checkpoint.h"
@@ -81,16 +82,19 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
   if (format == metadata.end() || format->second != kFormat) {
     fail(fmt::format("not a training checkpoint of format {}", kFormat));
   }
+  std::vector<std::string> others;
   for (const auto& [name, value] : identity) {
     const auto found = metadata.find(kOption + name);
     const std::string was = found == metadata.end() ? "(absent)" : found->second;
-    if (was != value) {
-      fail(fmt::format(
-          "this run was started with {} = {} and cannot go on with {} (its learning rates "
-          "follow the options of its start); repeat these, or start anew in another "
-          "folder",
-          name, was, value));
-    }
+    if (was == value) continue;
+    others.push_back(name == "data" ? "other text"
+                                    : fmt::format("{} = {}, not {}", name, was, value));
+  }
+  if (!others.empty()) {
+    fail(
+        fmt::format("this run was started with {}: what it learns at which rate follows from how "
+                    "it was started; repeat that, or start anew in another folder",
+                    joined(others)));
   }
   const auto read = [&](const std::string& name, std::int64_t size, float* to) {
     const NamedTensor* tensor = file.find(name);
