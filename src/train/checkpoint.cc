@@ -92,8 +92,8 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
   }
   if (!others.empty()) {
     fail(
-        fmt::format("this run was started with {}: what it learns at which rate follows from how "
-                    "it was started; repeat that, or start anew in another folder",
+        fmt::format("this run was started with {}: its data and learning rates follow from its "
+                    "start; repeat that, or start anew in another folder",
                     joined(others)));
   }
   const auto read = [&](const std::string& name, std::int64_t size, float* to) {
