@@ -1,7 +1,10 @@
 // Gradients through the normaliser where the denominator is small: o hardly depends on the only
 // feature of q, and dq = scale (do S - (do o) z) / den is what is left of two large terms, which
-// are the yardstick (docs/numerics.md).
+// are the yardstick (docs/numerics.md); and where values are far from what outputs have in common.
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <variant>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -9,6 +12,8 @@
 #include "ouzel/linear_attention.h"
 #include "src/base/bounds.h"
 #include "src/base/random.h"
+#include "tests/cases.h"
+#include "tests/contexts.h"
 
 namespace ouzel {
 namespace {
@@ -98,6 +103,29 @@ TEST(QuotientGradients, SmallDenominatorsCostNoMoreThanTheirTerms) {
       EXPECT_LE(std::sqrt(e.dq), bound * std::sqrt(e.terms));
       EXPECT_LE(std::sqrt(e.dv), bound * std::sqrt(e.dv_truth));
     }
+  }
+}
+
+// Without causality each output is nearly the mean of all values, from which the first may be far.
+TEST(QuotientGradients, AFirstValueFarFromTheMeanCostsNothing) {
+  using namespace test;
+  LawCase c{Law::kElu1Normalized, 1000, 24, 3};
+  c.layout = Layout::kPacked;
+  c.heads = Heads::kMoreValues;
+  c.direction = Direction::kNoncausal;
+  Call call = make_call(c, 47);
+  Doubles& v = std::get<Recurrence>(call.arguments).v;
+  const Segments& segments = std::get<Recurrence>(call.arguments).segments;
+  for (const Segment& s : segments.list) {
+    const std::int64_t row = v.extent(2) * v.extent(3);
+    for (std::int64_t i = 0; s.length > 1 && i < row; ++i) {
+      v.data[static_cast<std::size_t>(s.begin * row + i)] += 30;
+    }
+  }
+  const Results<double> truth = run_reference(call);
+  for (Context& context : contexts()) {
+    SCOPED_TRACE(name_of(context.isa()));
+    expect_within(run(context, call), truth, bounds_on(context.isa(), kFloat32));
   }
 }
 

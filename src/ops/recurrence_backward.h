@@ -83,7 +83,7 @@ struct BackwardBuffers {
     if (!spec.normalize) return;
     value_pitch = padded(shape.values, kSlab);
     values = memory.template take<float>(kChunk * value_pitch);
-    first_value = memory.template take<float>(value_pitch);
+    common_value = memory.template take<float>(value_pitch);
     value_dots = memory.template take<float>(kChunk);
     for (float** p : {&q_rows, &k_rows, &z_rows}) {
       *p = memory.template take<float>(kChunk * q_map.pitch());
@@ -96,7 +96,7 @@ struct BackwardBuffers {
   float* gradient;  // [64][pitch], of columns of the state
   std::int64_t value_pitch = 0;
   float *values = nullptr, *value_dots = nullptr;                 // [64][value pitch], [64]
-  float* first_value = nullptr;                                   // [value pitch]
+  float* common_value = nullptr;                                  // [value pitch]
   float *q_rows = nullptr, *k_rows = nullptr, *z_rows = nullptr;  // [64][pitch]
   // A chunk of rows that have 16 bits.
   float *wide_q, *wide_k, *wide_v, *wide_do, *wide_grads;
@@ -112,6 +112,14 @@ StateMemory<T> memory_of(const StateView& view, std::int64_t n, std::int64_t sta
   memory.row = transposed ? 1 : view.key_stride;
   memory.column = transposed ? view.key_stride : 1;
   return memory;
+}
+
+// Where a pass back in time over so many tokens begins to count them. The gradient of a final state
+// may be far larger than what a token adds to it: a long pass that begins there is in two parts at
+// once.
+inline std::int64_t first_position(const StateMemory<const float>& final_grad,
+                                   std::int64_t length) {
+  return final_grad.s != nullptr && length >= kLongSum ? kLongSum : 0;
 }
 
 inline std::int64_t count_of(const Tensor& x) {
@@ -175,9 +183,11 @@ class Backward {
   std::int64_t keys_of(std::int64_t columns) const {
     return is_elementwise(spec_.map.kind) ? columns : shape_.keys;
   }
-  // Rows of v as the gradients of q and k see them: see normalizer_adjoint.
+  // Rows of v as the gradients of q and k see them: less what values have in common, which is found
+  // first (see normalizer_adjoint).
+  void find_common_value(std::int64_t n, std::int64_t state, BackwardBuffers& b) const;
   MappedRows values_of(const ChunkedRows& v, std::int64_t t, std::int64_t tokens,
-                       std::int64_t first, BackwardBuffers& b) const;
+                       BackwardBuffers& b) const;
   template <class Memory>
   BackwardBuffers buffers(Memory& memory, std::int64_t rows, std::int64_t columns) const {
     return BackwardBuffers(memory, spec_, shape_, in_, up_, out_, rows, columns);
@@ -214,7 +224,7 @@ class Backward {
   const RecurrenceInputGrads& out_;
   const FeatureMapGrads* map_grads_;
   bool factors_;   // output rows have factors of their own
-  bool relative_;  // values are taken less the first of their sequence
+  bool relative_;  // values are taken less what those of their sequence have in common
   KeyExponents exponents_;
   Isa isa_;
   std::int64_t sequence_groups_;

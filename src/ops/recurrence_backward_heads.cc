@@ -79,6 +79,7 @@ void Backward::heads_pass(Gradient gradient, const HeadsTask& task, Scratch& scr
     head.fold = folds + h;
     const StateView& initial = query ? in_.initial_state : up_.final_state;
     head.initial = memory_of<const float>(initial, task.n, state, !value).at_column(task.column);
+    if (!query) head.position = first_position(head.initial, segment.length);
     if (query && initial.present()) {
       const SequenceState& from = initial.sequences[static_cast<std::size_t>(task.n)];
       head.position = from.position;

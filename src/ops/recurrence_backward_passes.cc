@@ -43,16 +43,38 @@ float Backward::final_grad_factor(std::int64_t n, std::int64_t state) const {
   return power_of_two(last_exponent(n, state) + (own != nullptr ? own[state] : 0));
 }
 
+void Backward::find_common_value(std::int64_t n, std::int64_t state, BackwardBuffers& b) const {
+  if (!relative_ || !in_.v.present()) return;
+  const Segment keys = shape_.key_segment(n);
+  // In the order of the tokens for every pass: the same bits.
+  const ChunkedRows v = {isa_, any_rows_of(in_.v, keys, state, spec_.reverse), shape_.values,
+                         b.wide_v};
+  const std::int64_t used = spec_.causal ? std::min<std::int64_t>(keys.length, 1) : keys.length;
+  const float share = 1 / static_cast<float>(std::max<std::int64_t>(used, 1));
+  float* const sum = b.values;  // of a chunk
+  std::fill_n(b.common_value, shape_.values, 0.0f);
+  for (std::int64_t t = 0; t < used; t += kChunk) {
+    check_cancelled();
+    const std::int64_t tokens = std::min(kChunk, used - t);
+    const Rows<const float> rows = v(t, tokens);
+    std::fill_n(sum, shape_.values, 0.0f);
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      const float* row = rows.at(t + i);
+      for (std::int64_t j = 0; j < shape_.values; ++j) sum[j] += share * row[j];
+    }
+    for (std::int64_t j = 0; j < shape_.values; ++j) b.common_value[j] += sum[j];
+  }
+}
+
 MappedRows Backward::values_of(const ChunkedRows& v, std::int64_t t, std::int64_t tokens,
-                               std::int64_t first, BackwardBuffers& b) const {
+                               BackwardBuffers& b) const {
   if (!relative_ || !v) {
     const Rows<const float> rows = v(t, tokens);
     return {rows.at(t), rows.stride};
   }
-  if (t == 0) std::copy_n(v(first, 1).at(first), shape_.values, b.first_value);
   for (std::int64_t i = 0; i < tokens; ++i) {
     for (std::int64_t j = 0; j < shape_.values; ++j) {
-      b.values[i * b.value_pitch + j] = -b.first_value[j];
+      b.values[i * b.value_pitch + j] = -b.common_value[j];
     }
   }
   const Rows<const float> rows = v(t, tokens);
@@ -73,7 +95,9 @@ MappedRows Backward::values_of(const ChunkedRows& v, std::int64_t t, std::int64_
 //
 // Values a token stand for w (v - a) / (w + eps) + a w / (w + eps): with a the first value of the
 // sequence, what v and o have in common leaves the gradients of q and k before it is rounded.
-// (Of the first token itself only eps is left.) The second term gives eps r_t^2 do_t . a.
+// (Of the first token itself only eps is left.) Where all outputs see all values, a is their mean:
+// what is left of 1,000 values of zero mean after the first is 30 times what is left after theirs.
+// The second term gives eps r_t^2 do_t . a.
 void Backward::normalizer_adjoint(std::int64_t tokens, const TokenValues& inverse,
                                   const TokenValues& denominator_grad, std::int64_t t,
                                   const float* own, float exponent, BackwardBuffers& b) {
@@ -119,6 +143,7 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
                               b.wide_do};
     const TokenValues inverse = token_values(0, segment, output, backwards);
     const TokenValues denominator_grad = token_values(1, segment, output, backwards);
+    find_common_value(n, state, b);
     const Fold fold(log_decay_of(spec_, state), false);
     const TokenValues scales = exponents_.of(keys, state, backwards);
     b.k_map.bind(isa_, key_weights(spec_.map), key_head,
@@ -169,7 +194,7 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
         check_cancelled();
         tokens = chunk_tokens(t, keys.length, scales);
         if (scales) rescale_to(scales[t]);
-        b.pass.pack({}, values_of(v, t, tokens, 0, b), tokens, nullptr);
+        b.pass.pack({}, values_of(v, t, tokens, b), tokens, nullptr);
         pack_values(t, tokens);
         b.pass.run(TileMode::kWrite, tokens, nullptr, nullptr, 0);
         if (spec_.normalize) {
@@ -186,7 +211,7 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
       tokens = chunk_tokens(t, length, spec_.causal ? scales : TokenValues());
       if (spec_.causal && scales) rescale_to(scales[t]);
       MappedRows write;
-      if (spec_.causal) write = values_of(v, t, tokens, 0, b);
+      if (spec_.causal) write = values_of(v, t, tokens, b);
       const Rows<const float> above = dout(t, tokens);
       b.pass.pack({above.at(t), above.stride}, write, tokens, fold.write_or_null());
       if (spec_.causal) pack_values(t, tokens);
@@ -223,7 +248,7 @@ void Backward::query_pass(std::int64_t n, std::int64_t query_head, std::int64_t 
       if (spec_.normalize) {
         std::fill(b.value_dots, b.value_dots + tokens, 0.0f);
         if (relative_ && v) {
-          matrix_vector(isa_, tokens, shape_.values, above.at(t), above.stride, b.first_value,
+          matrix_vector(isa_, tokens, shape_.values, above.at(t), above.stride, b.common_value,
                         nullptr, b.value_dots);
         }
         normalizer_adjoint(tokens, inverse, denominator_grad, t, own, exponent, b);
@@ -261,6 +286,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
                               b.wide_do};
     const TokenValues inverse = token_values(0, segment, output, backwards);
     const TokenValues denominator_grad = token_values(1, segment, output, backwards);
+    find_common_value(n, state, b);
     const Fold fold(log_decay_of(spec_, state), true);
     const TokenValues scales = exponents_back_in_time(n, state);
     float exponent = last_exponent(n, state);
@@ -278,7 +304,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
         std::copy_n(s.z + state * up_.final_state.z_head_stride, shape_.features, b.z);
       }
     }
-    b.pass.begin(isa_, &fold, final.at_column(column), 0);
+    b.pass.begin(isa_, &fold, final.at_column(column), first_position(final, length));
     if (exponents_ && final.s != nullptr) rescale(final_grad_factor(n, state), b);
 
     VectorScanArgs scan;
@@ -331,7 +357,7 @@ void Backward::key_pass(std::int64_t n, std::int64_t key_head, std::int64_t colu
         rescale(power_of_two(scales[t] - exponent), b);
         exponent = scales[t];
       }
-      const MappedRows read = values_of(v, t, tokens, length - 1, b);
+      const MappedRows read = values_of(v, t, tokens, b);
       spec_.causal ? pack(t, tokens, read) : b.pass.pack(read, {}, tokens, nullptr);
       const std::int64_t next = t + kChunk;
       if (next < length) {
@@ -399,7 +425,7 @@ void Backward::value_pass(std::int64_t n, std::int64_t state, std::int64_t colum
     float exponent = last_exponent(n, state);
     StateMemory<const float> final;
     if (r == 0) final = memory_of<const float>(up_.final_state, n, state, false);
-    b.pass.begin(isa_, &fold, final.at_column(column), 0);
+    b.pass.begin(isa_, &fold, final.at_column(column), first_position(final, length));
     if (exponents_ && final.s != nullptr) {
       b.pass.rescale(final_grad_factor(n, state));
     }

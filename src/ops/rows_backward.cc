@@ -112,7 +112,8 @@ class RowsBackward {
   const float* e_ = nullptr;  // folded, or without what resets keep from being read
   static constexpr std::int64_t kMaxPrefetch = 128;
   PrefetchColumn prefetch_[kMaxPrefetch];
-  bool four_ = true;        // whether its rows go in blocks of four
+  bool four_ = true;  // whether its rows go in blocks of four
+  bool from_final_grad_ = false;
   bool two_parts_ = false;  // whether grad_low holds what the gradient lost to rounding
 };
 
@@ -407,10 +408,11 @@ float* RowsBackward::first_pass() {
   return states;
 }
 
-// Whether a gradient that has come from so far that a plain sum would be off is to be summed in two
-// parts over the chunk that ends at `end`: where a channel hardly decays.
+// Whether a gradient that has come from so far that a plain sum would be off, or will go so far
+// from that of a final state, is to be summed in two parts over the chunk that ends at `end`: where
+// a channel hardly decays.
 bool RowsBackward::sums_slowly(std::int64_t end) const {
-  if (tokens_ - end < kLongSum) return false;
+  if ((from_final_grad_ ? tokens_ : tokens_ - end) < kLongSum) return false;
   if (!kind_.decay) return true;
   const float* total = folds_.total;
   const std::int64_t size = kind_.decay_per_key ? kind_.keys : 1;
@@ -566,6 +568,7 @@ void RowsBackward::run(const StateMemory<const float>& initial,
       }
     }
   }
+  from_final_grad_ = final_grad.s != nullptr;
   const std::int64_t chunk = backward_chunk(kind_), last = padded(tokens_, chunk) - chunk;
   float* states = source_keeps_ ? nullptr : first_pass();
   if (erases_ && !source_keeps_) {
