@@ -76,7 +76,9 @@ bool has_gradients(const ConvCase&) { return true; }
 bool is_flat(const LawCase& c) {
   // Parameters of a single feature are single numbers, sums of terms of both signs.
   if (c.law == Law::kProduct) return c.keys == 1;
-  return is_normalized(c.law) && (c.tokens <= 2 || c.keys == 1 || c.data != Data::kZeroMean);
+  // Of three keys of zero mean often one alone passes the ReLU.
+  return is_normalized(c.law) && (c.tokens <= 2 || c.keys == 1 || c.data != Data::kZeroMean ||
+                                  (c.law == Law::kReluNormalized && c.keys <= 3));
 }
 // Rows of one key are exact: their gradients are 0.
 bool is_flat(const AttentionCase& c) {

@@ -199,6 +199,15 @@ bool is_flat(const MatrixCase& c) {
          (law_of(c).erase != EraseKind::kNone && constant);
 }
 
+// After some equal tokens an erase finds just what it writes, unless that has decayed meanwhile:
+// the terms of its strength's gradient, V products of values and V of what is read, cancel.
+bool is_rounding(const MatrixCase& c, const std::string& gradient) {
+  const LawInput* strength = law_of(c).find(LawRole::kStrength);
+  return law_of(c).erase != EraseKind::kNone && strength != nullptr &&
+         gradient == std::string("d") + strength->name && c.data == Data::kConstant &&
+         c.tokens >= 1000 && (c.gates == Gates::kNone || c.gates == Gates::kWeak);
+}
+
 Call make_call(const MatrixCase& c, std::uint64_t seed) {
   Random random(seed);
   const ouzel::Law& law = law_of(c);

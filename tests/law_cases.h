@@ -38,6 +38,8 @@ std::string name_of(const MatrixCase& c);
 bool exists(const MatrixCase& c);
 bool has_gradients(const MatrixCase& c);
 bool is_flat(const MatrixCase& c);
+// Whether a gradient, by its name, is but for a few tokens what rounding leaves of its terms.
+bool is_rounding(const MatrixCase& c, const std::string& gradient);
 Call make_call(const MatrixCase& c, std::uint64_t seed);
 
 // Pairwise cover of the corners, and their cross product over laws, tokens and sizes.

@@ -2,6 +2,7 @@
 // on every instruction set, with poisoned scratch. With OUZEL_FULL=1 (the ctest label `full`) over
 // the cross product.
 #include <cstdlib>
+#include <string>
 
 #include <gtest/gtest.h>
 
@@ -27,18 +28,29 @@ const Bounds& bounds_of(const MatrixCase& c) {
 const Bounds& bounds_of(const ConvCase&) { return kFloat32; }
 
 template <class Case>
+bool is_rounding(const Case&, const std::string&) {
+  return false;
+}
+
+template <class Case, class Real>
+Results<Real> without_rounding(const Case& c, Results<Real> results) {
+  std::erase_if(results.gradients, [&](const Named<Real>& x) { return is_rounding(c, x.name); });
+  return results;
+}
+
+template <class Case>
 void expect_reference(const std::vector<Case>& cases) {
   std::vector<Context> list = contexts();
   std::uint64_t seed = 100;
   for (const Case& c : cases) {
     Call call = make_call(c, ++seed);
     if (!has_gradients(c)) call.upstream.clear();
-    const Results<double> truth = run_reference(call);
+    const Results<double> truth = without_rounding(c, run_reference(call));
     for (Context& context : list) {
       SCOPED_TRACE(testing::Message()
                    << name_of(context.isa()) << " " << name_of(c) << " seed " << seed);
-      expect_within(run(context, call), truth, bounds_on(context.isa(), bounds_of(c)),
-                    is_flat(c) ? kQuotientFloor : kFloor);
+      expect_within(without_rounding(c, run(context, call)), truth,
+                    bounds_on(context.isa(), bounds_of(c)), is_flat(c) ? kQuotientFloor : kFloor);
       if (testing::Test::HasFatalFailure()) return;
     }
   }
