@@ -165,9 +165,9 @@ struct LongArgs {
   const float* scores = nullptr;
   float* state = nullptr;  // [8 key_blocks][32]
   float* low = nullptr;
+  float* x = nullptr;             // [8 key_blocks][32], scratch
   float leave_minus_1 = 0;        // expm1 of the log decay over these tokens
   const float* factor = nullptr;  // [tokens]
-  float* partial = nullptr;       // [tokens][32], scratch
   float* out = nullptr;           // null: only write
   std::int64_t out_stride = 0, width = 0;
   float skip = 0;

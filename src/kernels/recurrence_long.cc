@@ -1,8 +1,8 @@
 // The compensated chunk, for sums that hardly decay, beyond their first 2,048 tokens: the chunk's
-// sum R is formed from zero, and then added to S in two parts, S and what it lost to rounding.
-// Tokens go 16 by 16:
+// sum is formed from zero, and then added to S in two parts, S and what it lost to rounding (low).
+// Tokens go 16 by 16, and X is what they read:
 //
-//     o_i = (S + R)^T q_i + sum_(j <= i) (q_i . k_j) v_j        R += sum_j k_j v_j^T
+//     o_i = X^T q_i + sum_(j <= i) (q_i . k_j) v_j        P = sum_j k_j v_j^T, X += P, low += P
 #include "src/kernels/recurrence.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,11 +23,26 @@ namespace {
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = HWY_LANES(float);
-constexpr int kTileKeys = HWY_TARGET == HWY_AVX3 ? 8 : 4;
-template <int kVectors>
-using Tile = V[kTileKeys][kVectors];
-constexpr int kTogether = 2;  // tokens: the sums of one alone are a chain that waits for itself
-constexpr int kAddedTogether = 4;
+// Tokens that read, or keys that are written, side by side: with a slab's vectors what registers
+// hold. AVX-512 has a third of the steps and does thrice the pieces (Pieces) in each.
+constexpr int kTogether = HWY_TARGET == HWY_AVX3 ? 8 : 3;
+constexpr std::int64_t kPiecesABlock = HWY_TARGET == HWY_AVX3 ? 3 : 1;
+
+// sum[i][c] += w[i] x[c]: kRows numbers w, `pitch` apart, and a vector of kVectors.
+template <int kRows, int kVectors>
+HWY_INLINE void add_products(const float* w, std::int64_t pitch, const float* x,
+                             V (&sum)[kRows][kVectors]) {
+  const D d;
+  V factor[kRows];
+  OUZEL_UNROLL
+  for (int i = 0; i < kRows; ++i) factor[i] = hn::Set(d, w[i * pitch]);
+  OUZEL_UNROLL
+  for (int c = 0; c < kVectors; ++c) {
+    const V y = hn::Load(d, x + c * kLanes);
+    OUZEL_UNROLL
+    for (int i = 0; i < kRows; ++i) sum[i][c] = hn::MulAdd(factor[i], y, sum[i][c]);
+  }
+}
 
 // The written halves of 16 tokens of a block of 8 keys, [16][kKeyedPitch], as [8][16].
 HWY_INLINE void transpose_keys(const float* keyed, float* out) {
@@ -149,10 +164,12 @@ void scores_of(const float* keyed, std::int64_t key_blocks, float* scores) {
   }
 }
 
-// Rows [row, row + kRows) of sum_(j <= i) scores[i][j] v_j. Later tokens are skipped, not
-// multiplied by zero.
-template <int kRows, int kVectors>
-HWY_INLINE void recent_rows(const float* scores, const float* values, float* partial, int row) {
+// Rows [row, row + kRows) of 16 tokens from t on read X and each other:
+//     out_i = factor_i (X^T q_i + sum_(j <= i) scores[i][j] v_j)
+// Later tokens are skipped, not multiplied by zero. `left`: pieces that are to be done meanwhile.
+template <int kRows, int kVectors, Beside kBeside>
+HWY_INLINE void read_rows(const LongArgs& a, const float* x, std::int64_t t, int row,
+                          std::int64_t column, Pieces<kBeside>& pieces, std::int64_t& left) {
   const D d;
   V o[kRows][kVectors];
   OUZEL_UNROLL
@@ -160,190 +177,161 @@ HWY_INLINE void recent_rows(const float* scores, const float* values, float* par
     OUZEL_UNROLL
     for (int c = 0; c < kVectors; ++c) o[i][c] = hn::Zero(d);
   }
-  const float* a = scores + row * kLongChunk;
-  for (int j = 0; j < row; ++j) {
-    V v[kVectors];
+  const float* q = a.keyed + (t + row) * kKeyedPitch;
+  x += column;
+  for (std::int64_t block = a.key_blocks; block > 0; --block) {
+    const std::int64_t now = HWY_MIN(left, kPiecesABlock);
+    left -= now;
+    for (std::int64_t n = now; n > 0; --n) pieces.next();
     OUZEL_UNROLL
-    for (int c = 0; c < kVectors; ++c) v[c] = hn::Load(d, values + j * kSlab + c * kLanes);
-    OUZEL_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const V w = hn::Set(d, a[i * kLongChunk + j]);
-      OUZEL_UNROLL
-      for (int c = 0; c < kVectors; ++c) o[i][c] = hn::MulAdd(w, v[c], o[i][c]);
+    for (int f = 0; f < kKeyBlock; ++f) {
+      add_products<kRows, kVectors>(q + f, kKeyedPitch, x + f * kSlab, o);
     }
+    q += kKeyedBlockPitch;
+    x += kKeyBlock * kSlab;
   }
+  const float* scores = a.scores + (t + row) * kLongChunk;
+  const float* values = a.values + t * kSlab + column;
+  for (int j = 0; j < row; ++j) {
+    add_products<kRows, kVectors>(scores + j, kLongChunk, values + j * kSlab, o);
+  }
+  scores += row;
+  values += row * kSlab;
   OUZEL_UNROLL
   for (int j = 0; j < kRows; ++j) {
-    V v[kVectors];
-    OUZEL_UNROLL
-    for (int c = 0; c < kVectors; ++c) v[c] = hn::Load(d, values + (row + j) * kSlab + c * kLanes);
-    OUZEL_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      if (i < j) continue;
-      const V w = hn::Set(d, a[i * kLongChunk + row + j]);
-      OUZEL_UNROLL
-      for (int c = 0; c < kVectors; ++c) o[i][c] = hn::MulAdd(w, v[c], o[i][c]);
-    }
-  }
-  OUZEL_UNROLL
-  for (int i = 0; i < kRows; ++i) {
     OUZEL_UNROLL
     for (int c = 0; c < kVectors; ++c) {
-      hn::Store(o[i][c], d, partial + (row + i) * kSlab + c * kLanes);
-    }
-  }
-}
-
-// Where tokens that read stand: pointers that move on, since finding them anew for every token
-// would cost a tenth of the time.
-struct Reader {
-  const float *keyed, *values;
-  float *partial, *out;
-  const float* factor;
-  HWY_INLINE Reader ahead(const LongArgs& a, std::int64_t tokens) const {
-    return {keyed + tokens * kKeyedPitch, values + tokens * kSlab, partial + tokens * kSlab,
-            out + tokens * a.out_stride, factor + tokens};
-  }
-};
-
-// kTokens tokens side by side read a tile of S: o += S^T q.
-template <int kVectors, bool kLast, int kTokens>
-HWY_INLINE void read_tile(const LongArgs& a, const Tile<kVectors>& s, const Reader& at,
-                          std::int64_t width) {
-  const D d;
-  V o[kTokens][kVectors];
-  OUZEL_UNROLL
-  for (int u = 0; u < kTokens; ++u) {
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) o[u][j] = hn::Load(d, at.partial + u * kSlab + j * kLanes);
-  }
-  OUZEL_UNROLL
-  for (int i = 0; i < kTileKeys; ++i) {
-    OUZEL_UNROLL
-    for (int u = 0; u < kTokens; ++u) {
-      const V q = hn::Set(d, at.keyed[u * kKeyedPitch + i]);
+      const V v = hn::Load(d, values + j * kSlab + c * kLanes);
       OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) o[u][j] = hn::MulAdd(q, s[i][j], o[u][j]);
+      for (int i = j; i < kRows; ++i) {
+        o[i][c] = hn::MulAdd(hn::Set(d, scores[i * kLongChunk + j]), v, o[i][c]);
+      }
     }
   }
+  float* out = a.out + (t + row) * a.out_stride + column;
   OUZEL_UNROLL
-  for (int u = 0; u < kTokens; ++u) {
+  for (int i = 0; i < kRows; ++i) {
+    const V factor = hn::Set(d, a.factor[t + row + i]);
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      if constexpr (kLast) {
-        V y = hn::Mul(o[u][j], hn::Set(d, at.factor[u]));
-        if (a.skip != 0.0f) {
-          const V v = hn::Load(d, at.values + u * kSlab + j * kLanes);
-          y = hn::MulAdd(v, hn::Set(d, a.skip), y);
-        }
-        float* out = at.out + u * a.out_stride + j * kLanes;
-        if (a.stream) {
-          hn::Stream(y, d, out);
-        } else {
-          store_first(d, y, out, width - j * kLanes);
-        }
+    for (int c = 0; c < kVectors; ++c) {
+      V y = hn::Mul(o[i][c], factor);
+      if (a.skip != 0.0f) {
+        const V v = hn::Load(d, values + i * kSlab + c * kLanes);
+        y = hn::MulAdd(v, hn::Set(d, a.skip), y);
+      }
+      if (a.stream) {
+        hn::Stream(y, d, out + c * kLanes);
       } else {
-        hn::Store(o[u][j], d, at.partial + u * kSlab + j * kLanes);
+        store_first(d, y, out + c * kLanes, a.width - column - c * kLanes);
       }
     }
+    out += a.out_stride;
   }
 }
 
-// sum += k v^T of kTokens tokens.
-template <int kVectors, int kTokens>
-HWY_INLINE void add_tokens(const float* keyed, const float* values, Tile<kVectors>& sum) {
-  const D d;
-  OUZEL_UNROLL
-  for (int u = 0; u < kTokens; ++u) {
-    V v[kVectors];
-    OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) v[j] = hn::Load(d, values + u * kSlab + j * kLanes);
-    OUZEL_UNROLL
-    for (int i = 0; i < kTileKeys; ++i) {
-      const V k = hn::Set(d, keyed[u * kKeyedPitch + kKeyBlock + i]);
-      OUZEL_UNROLL
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(k, v[j], sum[i][j]);
-    }
-  }
-}
-
-// A tile of S takes in the chunk's sum. Fast two-sum (Dekker): exact where S is the larger, which
-// is where long sums are lost; else it errs by a rounding of the chunk's sum.
+// Up to 16 tokens from t on read X.
 template <int kVectors>
-HWY_INLINE void add_sum(const Tile<kVectors>& sum, float* state, float* low) {
+void read_tokens(const LongArgs& a, const float* x, std::int64_t t, int tokens,
+                 std::int64_t column) {
+  const auto rows =
+      [&]<int kSome, Beside kBeside>(int row, Pieces<kBeside>& pieces, std::int64_t& left)
+          HWY_ATTR { read_rows<kSome, kVectors, kBeside>(a, x, t, row, column, pieces, left); };
+  const auto all = [&]<Beside kBeside>() HWY_ATTR {
+    const std::int64_t blocks = a.key_blocks * ((tokens + kTogether - 1) / kTogether);
+    Pieces<kBeside> pieces(a.meanwhile, kPiecesABlock * blocks);
+    std::int64_t left = pieces.count;
+    int row = 0;
+    // Two pairs rather than three and one, which would wait for its own sums.
+    for (; row + kTogether <= tokens && row + kTogether + 1 != tokens; row += kTogether) {
+      rows.template operator()<kTogether, kBeside>(row, pieces, left);
+    }
+    for (; row + 2 <= tokens; row += 2) rows.template operator()<2, kBeside>(row, pieces, left);
+    for (; row < tokens; ++row) rows.template operator()<1, kBeside>(row, pieces, left);
+    for (; left > 0; --left) pieces.next();
+  };
+  if constexpr (kVectors * kLanes == kSlab) {
+    with_beside(a.meanwhile, all);
+  } else {
+    all.template operator()<Beside::kNothing>();
+  }
+}
+
+// R += k v^T of `tokens` from the pointers on, for kKeys keys. X = S + R, or, at last, S + R in two
+// parts. Fast two-sum (Dekker): exact where S is the larger, which is where long sums are lost;
+// else it errs by a rounding of R.
+template <bool kLast, int kKeys, int kVectors>
+HWY_INLINE void write_keys(const float* k, const float* values, std::int64_t tokens, float* state,
+                           float* low, float* x) {
   const D d;
+  V sum[kKeys][kVectors];
   OUZEL_UNROLL
-  for (int i = 0; i < kTileKeys; ++i) {
+  for (int i = 0; i < kKeys; ++i) {
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      const std::int64_t at = i * kSlab + j * kLanes;
-      const V before = hn::Load(d, state + at);
-      const V change = hn::Add(sum[i][j], hn::Load(d, low + at));
-      const V after = hn::Add(before, change);
-      hn::Store(after, d, state + at);
-      hn::Store(hn::Sub(change, hn::Sub(after, before)), d, low + at);
+    for (int c = 0; c < kVectors; ++c) sum[i][c] = hn::Load(d, low + i * kSlab + c * kLanes);
+  }
+  const auto add = [&](int token) HWY_ATTR OUZEL_ALWAYS_INLINE {
+    add_products<kKeys, kVectors>(k + token * kKeyedPitch, 1, values + token * kSlab, sum);
+  };
+  constexpr int kUnrolled = 4;
+  for (; tokens >= kUnrolled; tokens -= kUnrolled) {
+    OUZEL_UNROLL
+    for (int u = 0; u < kUnrolled; ++u) add(u);
+    k += kUnrolled * kKeyedPitch;
+    values += kUnrolled * kSlab;
+  }
+  for (; tokens > 0; --tokens) {
+    add(0);
+    k += kKeyedPitch;
+    values += kSlab;
+  }
+  OUZEL_UNROLL
+  for (int i = 0; i < kKeys; ++i) {
+    OUZEL_UNROLL
+    for (int c = 0; c < kVectors; ++c) {
+      const std::int64_t at = i * kSlab + c * kLanes;
+      const V before = hn::Load(d, state + at), after = hn::Add(before, sum[i][c]);
+      if constexpr (kLast) {
+        hn::Store(after, d, state + at);
+        hn::Store(hn::Sub(sum[i][c], hn::Sub(after, before)), d, low + at);
+      } else {
+        hn::Store(sum[i][c], d, low + at);
+        hn::Store(after, d, x + at);
+      }
     }
   }
 }
 
-// One block of keys over all tokens, 16 by 16: they read S + R, then their sum is added to R. Both
-// tiles stay in the first-level cache meanwhile.
-template <bool kRead, int kVectors, bool kLast, Beside kBeside>
-HWY_INLINE void long_tile(const LongArgs& a, std::int64_t key, std::int64_t column) {
-  const D d;
-  float* state = a.state + key * kSlab + column;
-  const float* keyed = a.keyed + key / kKeyBlock * kKeyedBlockPitch + key % kKeyBlock;
-  const float* values = a.values + column;
-  const std::int64_t width = a.width - column;
-  Tile<kVectors> recent;
-  OUZEL_UNROLL
-  for (int i = 0; i < kTileKeys; ++i) {
+template <bool kLast, int kVectors>
+void write_tokens(const LongArgs& a, std::int64_t t, std::int64_t tokens, std::int64_t column) {
+  constexpr int kRest = kKeyBlock % kTogether;
+  const float *k = a.keyed + t * kKeyedPitch + kKeyBlock, *values = a.values + t * kSlab + column;
+  float *state = a.state + column, *low = a.low + column, *x = a.x + column;
+  const auto keys = [&]<int kSome>(int i) HWY_ATTR OUZEL_ALWAYS_INLINE {
+    write_keys<kLast, kSome, kVectors>(k + i, values, tokens, state + i * kSlab, low + i * kSlab,
+                                       x + i * kSlab);
+  };
+  for (std::int64_t block = 0; block < a.key_blocks; ++block) {
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) recent[i][j] = hn::Zero(d);
+    for (int i = 0; i + kTogether <= kKeyBlock; i += kTogether) {
+      keys.template operator()<kTogether>(i);
+    }
+    if constexpr (kRest != 0) keys.template operator()<kRest>(kKeyBlock - kRest);
+    k += kKeyedBlockPitch;
+    state += kKeyBlock * kSlab;
+    low += kKeyBlock * kSlab;
+    x += kKeyBlock * kSlab;
   }
-  Pieces<kBeside> pieces(a.meanwhile, a.tokens / kPieceTokens);
-  std::int64_t left = pieces.count;
-  for (std::int64_t t0 = 0; t0 < a.tokens; t0 += kLongChunk) {
-    const int tokens = static_cast<int>(HWY_MIN(kLongChunk, a.tokens - t0));
-    if constexpr (kRead) {
-      Tile<kVectors> s;
-      OUZEL_UNROLL
-      for (int i = 0; i < kTileKeys; ++i) {
-        OUZEL_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          s[i][j] = hn::Add(hn::Load(d, state + i * kSlab + j * kLanes), recent[i][j]);
-        }
-      }
-      Reader reader = {keyed, values, a.partial + t0 * kSlab + column,
-                       a.out + t0 * a.out_stride + column, a.factor + t0};
-      int t = 0;
-      for (; t + kPieceTokens <= tokens; t += kPieceTokens) {
-        if (left > 0) {
-          pieces.next();
-          --left;
-        }
-        OUZEL_UNROLL
-        for (int u = 0; u < kPieceTokens; u += kTogether) {
-          read_tile<kVectors, kLast, kTogether>(a, s, reader.ahead(a, u), width);
-        }
-        reader = reader.ahead(a, kPieceTokens);
-      }
-      for (; t < tokens; ++t, reader = reader.ahead(a, 1)) {
-        read_tile<kVectors, kLast, 1>(a, s, reader, width);
-      }
-    }
-    int t = 0;
-    for (; t + kAddedTogether <= tokens; t += kAddedTogether) {
-      add_tokens<kVectors, kAddedTogether>(keyed, values, recent);
-      keyed += kAddedTogether * kKeyedPitch;
-      values += kAddedTogether * kSlab;
-    }
-    for (; t < tokens; ++t, keyed += kKeyedPitch, values += kSlab) {
-      add_tokens<kVectors, 1>(keyed, values, recent);
-    }
+}
+
+template <int kVectors>
+void long_columns(const LongArgs& a, std::int64_t column) {
+  if (a.out == nullptr) return write_tokens<true, kVectors>(a, 0, a.tokens, column);
+  for (std::int64_t t = 0; t < a.tokens; t += kLongChunk) {
+    const std::int64_t tokens = HWY_MIN(kLongChunk, a.tokens - t);
+    read_tokens<kVectors>(a, t == 0 ? a.state : a.x, t, static_cast<int>(tokens), column);
+    t + tokens < a.tokens ? write_tokens<false, kVectors>(a, t, tokens, column)
+                          : write_tokens<true, kVectors>(a, t, tokens, column);
   }
-  for (; left > 0; --left) pieces.next();
-  add_sum<kVectors>(recent, state, a.low + key * kSlab + column);
 }
 
 // S + low times e^g, as S + low + (S + low) expm1(g).
@@ -359,42 +347,6 @@ void decay(const LongArgs& a) {
   }
 }
 
-template <bool kRead, int kVectors>
-void long_columns(const LongArgs& a, std::int64_t column) {
-  const std::int64_t keys = a.key_blocks * kKeyBlock;
-  for (std::int64_t t = 0; kRead && t < a.tokens; t += kLongChunk) {
-    const int tokens = static_cast<int>(HWY_MIN(kLongChunk, a.tokens - t));
-    const float* scores = a.scores + t * kLongChunk;
-    const float* values = a.values + t * kSlab + column;
-    float* partial = a.partial + t * kSlab + column;
-    int row = 0;
-    for (; row + 4 <= tokens; row += 4) recent_rows<4, kVectors>(scores, values, partial, row);
-    for (; row < tokens; ++row) recent_rows<1, kVectors>(scores, values, partial, row);
-  }
-  for (std::int64_t key = 0; key < keys; key += kTileKeys) {
-    const auto tile = [&]<Beside kBeside>() HWY_ATTR {
-      if (key + kTileKeys < keys) {
-        long_tile<kRead, kVectors, false, kBeside>(a, key, column);
-      } else {
-        long_tile<kRead, kVectors, true, kBeside>(a, key, column);
-      }
-    };
-    if constexpr (kRead && kVectors == 2) {
-      with_beside(a.meanwhile, tile);
-    } else {
-      tile.template operator()<Beside::kNothing>();
-    }
-  }
-}
-
-template <bool kRead>
-void long_slab(const LongArgs& a) {
-  std::int64_t column = 0;
-  for (; column + kLanes < a.width; column += 2 * kLanes) long_columns<kRead, 2>(a, column);
-  if (column < a.width) long_columns<kRead, 1>(a, column);
-  if (a.leave_minus_1 != 0.0f) decay(a);
-}
-
 }  // namespace
 
 void RecurrenceScores(std::int64_t tokens, std::int64_t key_blocks, const float* keyed,
@@ -405,7 +357,19 @@ void RecurrenceScores(std::int64_t tokens, std::int64_t key_blocks, const float*
 }
 
 void RecurrenceLong(const LongArgs& a) {
-  a.out != nullptr ? long_slab<true>(a) : long_slab<false>(a);
+  // As many vectors as the slab has, up to four.
+  constexpr int kMost = HWY_MIN(kSlab / kLanes, 4);
+  for (std::int64_t column = 0; column < a.width; column += kMost * kLanes) {
+    const std::int64_t left = a.width - column;
+    if (left <= kLanes) {
+      long_columns<1>(a, column);
+    } else if (left <= 2 * kLanes) {
+      long_columns<2>(a, column);
+    } else {
+      long_columns<kMost>(a, column);
+    }
+  }
+  if (a.leave_minus_1 != 0.0f) decay(a);
 }
 
 }  // namespace ouzel::HWY_NAMESPACE

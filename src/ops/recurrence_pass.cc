@@ -203,7 +203,7 @@ void StatePass::run_long_block(std::int64_t first, std::int64_t tokens, double l
   const bool strong = log_decay < -0.5;
   a.leave_minus_1 = strong ? 0 : static_cast<float>(std::expm1(log_decay));
   a.factor = factor + first;
-  a.partial = partial_;
+  a.x = x_;
   a.out_stride = out_stride;
   for (std::int64_t slab = 0; slab < slabs_; ++slab) {
     a.values = values(slab) + first * kSlab;

@@ -75,6 +75,7 @@ class StatePass {
     state_memory_ = memory.template take<float>(2 * heads * head_state());
     partial_ = memory.template take<float>(kChunk * kSlab);
     scores_ = memory.template take<float>(kChunk * kLongChunk);
+    x_ = memory.template take<float>(slab_state());
   }
 
   // The head that the other functions are about; the first, unless told.
@@ -155,7 +156,7 @@ class StatePass {
   float skip_ = 0;
   float *next_keyed_ = nullptr, *next_slabbed_ = nullptr, *den_parts_ = nullptr;
   float *keyed_ = nullptr, *slabbed_ = nullptr, *state_memory_ = nullptr;
-  float *partial_ = nullptr, *scores_ = nullptr;
+  float *partial_ = nullptr, *scores_ = nullptr, *x_ = nullptr;
 };
 
 // Whether columns of rows of an output of `count` numbers are written past the caches: see
