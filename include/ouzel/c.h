@@ -22,6 +22,8 @@
  */
 #pragma once
 
+#define OUZEL_C_H
+
 #include <stddef.h>
 #include <stdint.h>
 

@@ -38,3 +38,18 @@ export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 c++ -std=c++20 "$source/outside/main.cc" $(pkg-config --cflags --libs ouzel) \
   -Wl,-rpath,"$prefix/lib" -o "$scratch/with_pkg_config"
 "$scratch/with_pkg_config" "$version"
+
+# Under an older standard every header of the C++ API says so, and nothing else; ouzel/c.h is for all.
+for header in "$prefix"/include/ouzel/*.h; do
+  name=ouzel/${header##*/}
+  [ "$name" = ouzel/c.h ] && continue
+  if said=$(echo "#include <$name>" | LC_ALL=C c++ -std=c++17 -fsyntax-only -I "$prefix/include" -x c++ - 2>&1) ||
+    ! [[ $said == *'compile with -std=c++20'* ]] || [ "$(grep -c 'error:' <<<"$said")" -ne 2 ]; then
+    echo "$name under C++17 should say that it is C++20, and end there: $said" >&2
+    exit 1
+  fi
+done
+for language in 'c++ -std=c++98' 'c++ -std=c++17' 'c -std=c99'; do
+  # shellcheck disable=SC2086
+  echo '#include <ouzel/c.h>' | c++ -Wall -Wextra -Werror -fsyntax-only -I "$prefix/include" -x $language -
+done
