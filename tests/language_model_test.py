@@ -6,8 +6,10 @@ usage: language_model_test.py PATH_OF_OUZEL
 """
 
 import base64
+import fcntl
 import json
 import os
+import pty
 import random
 import re
 import resource
@@ -18,6 +20,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 from pathlib import Path
@@ -529,6 +532,13 @@ class Overwriting(ModelTest):
                      ["train", "--data", self.text, "--config", circle, "--out", self.folder / "out"]):
             with self.subTest(call=call):
                 self.assert_fails(run(*call), 1, circle, "levels of symbolic links")
+        # In the middle of a path, too.
+        for call in (["generate", "-m", circle / "m", "-p", "a"],
+                     ["generate", "-m", self.model, "-p", "a", "--state-out", circle / "a" / "state"],
+                     ["train", "--data", self.text, "--out", circle / "out"],
+                     ["train", "--data", self.text, "--out", circle / "a" / "out", "--resume"]):
+            with self.subTest(call=call):
+                self.assert_fails(run(*call), 1, circle, "levels of symbolic links")
         self.assertTrue(circle.is_symlink())
 
     def test_a_folder_is_no_file_to_write(self):
@@ -612,9 +622,25 @@ class Train(ModelTest):
         # Other options are not those of the run.
         process = run(*command[1:], "--lr", 0.02)
         self.assert_fails(process, 1, "lr", 0.02)
-        # Nor can a finished run be lengthened.
-        longer = self.train(out, "--iterations", 1000, "--resume")
-        self.assert_fails(run(*longer), 1, "iterations = 150, not 1000", "learning rates", "another folder")
+
+    def test_a_run_is_lengthened(self):
+        out, whole = self.folder / "out", self.folder / "whole"
+        check(*self.train(out, "--iterations", 20, "-q"))
+        self.assert_fails(run(*self.train(out, "--iterations", 30)), 1,
+                          "train it on (--resume, more iterations)")
+        shutil.copytree(out, whole)
+        process = run(*self.train(out, "--iterations", 30, "--resume"))
+        said = process.stderr.decode()
+        self.assertEqual(process.returncode, 0, said)
+        self.assertRegex(said, r"lengthened +20 of 20 iterations are done, now it is to have 30")
+        self.assertIn("30/30  loss", said)
+        quiet = run(*self.train(whole, "--iterations", 30, "--resume", "-q"))
+        self.assertEqual(quiet.stderr, b"")
+        self.assertEqual(self.results(out), self.results(whole))
+        again = run(*self.train(out, "--iterations", 30, "--resume"))
+        self.assertNotIn(b"lengthened", again.stderr)
+        self.assert_fails(run(*self.train(out, "--iterations", 25, "--resume")), 1,
+                          "iterations = 30, not 25", "learning rates", "only more", "another folder")
 
     def test_a_run_killed_before_its_first_checkpoint(self):
         out, options = self.folder / "out", ["--iterations", 30, "-q"]
@@ -687,6 +713,41 @@ class Train(ModelTest):
         self.assertEqual((told["iteration"], told["iterations"]), (20, 20))
         self.assertLess(told["peak_bytes"], told["planned_peak_bytes"])
 
+    def test_progress_fits_the_terminal(self):
+        for columns in (60, 80, 200):
+            terminal, end = pty.openpty()
+            fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            with subprocess.Popen(arguments(self.train(self.folder / str(columns), "--iterations", 30)),
+                                  stdout=subprocess.DEVNULL, stderr=end) as process:
+                os.close(end)
+                said = b""
+                while True:
+                    try:
+                        part = os.read(terminal, 1 << 16)
+                    except OSError:  # the other end is closed
+                        break
+                    if not part:
+                        break
+                    said += part
+                self.assertEqual(process.wait(), 0)
+            os.close(terminal)
+            rows = [row.strip() for row in re.split(r"\r\n|\r\x1b\[K", said.decode()) if "/30  loss" in row]
+            self.assertTrue(any(row.startswith("[") for row in rows))
+            self.assertTrue(any(row.startswith("30/30") for row in rows))
+            for row in rows:
+                self.assertLess(len(row), columns, row)
+                self.assertRegex(row, r"bits\)(  \S+( s)? left(  [\d,]+ tokens/s(  \d+ % of peak)?)?)?$")
+                self.assertTrue("% of peak" in row if columns == 200 else "left" in row or columns < 80, row)
+
+    def test_without_memory_it_says_what_takes_less(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+
+        process = run("train", "--data", self.text, "--out", self.folder / "out", "--context", 256,
+                      "--batch", 2000, "-t", 1, "-q", preexec_fn=limit)
+        self.assert_fails(process, 1, "cannot allocate", "the run takes up to", "--recompute", "--batch",
+                          "--context", "--dry-run")
+
     def test_it_says_when_the_data_are_learnt_by_heart(self):
         few = self.folder / "few"
         few.write_bytes(random.Random(3).randbytes(400))
@@ -757,9 +818,18 @@ class Train(ModelTest):
         self.assert_fails(run("train", "--data", self.folder / "none", "--out", out), 1, "none")
         self.assert_fails(run("train", "--data", self.text), 2, "--out")
         self.assert_fails(run("train", "--out", out), 2, "--data")
+        self.assert_fails(run("train", "--data", "-", "--out", out), 2, "--data - is no file", "name a file")
+        # Before anything is said of the run.
+        for options in (["--data", tiny], ["--data", self.text, "--carry", "--batch", 3000]):
+            process = run("train", *options, "--out", out)
+            self.assert_fails(process, 1, "are for training")
+            self.assertEqual(process.stderr.count(b"\n"), 1, process.stderr)
         self.assertFalse(out.exists())
         common = ["train", "--data", self.text, "--out", out]
-        self.assert_fails(run(*common, "--model", "retnot"), 2, "--model", "retnet")
+        self.assert_fails(run(*common, "--model", "retnot"), 2, "--model", "did you mean 'retnet'?")
+        self.assert_fails(run(*common, "--model", "gla"), 2,
+                          "--model: 'gla' is none of retnet, linear_attn, transformer")
+        self.assert_fails(run(*common, "--lr", "1e-3x"), 2, "--lr: '1e-3x' is not a number")
         self.assert_fails(run(*common, "--iteratons", 3), 2, "did you mean '--iterations'?")
         self.assert_fails(run(*common, "--dim", 33, "--heads", 2), 2, "--dim 33 is its hidden_size",
                           "--heads 2 is its num_heads")

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -192,6 +193,78 @@ TEST_F(Training, ResumesBitForBitAfterKill) {
   }
 }
 
+TEST_F(Training, GoesOnForMoreIterationsThanItWasStartedWith) {
+  const auto rates = [](const std::string& metrics) {
+    std::vector<double> list;
+    std::istringstream lines(metrics);
+    for (std::string line; std::getline(lines, line);) {
+      list.push_back(parse_json(line, "metrics").at("lr").get<double>());
+    }
+    return list;
+  };
+  TrainOptions o = options("retnet", "short");
+  const Run before = run(o);
+  std::filesystem::copy(o.out, path("stopped"));
+  o.resume = true;
+  o.iterations = 20;
+  const Run longer = run(o);
+  EXPECT_EQ(longer.result.iteration, 20);
+  EXPECT_EQ(longer.losses.size(), 8);
+  // What was done stays, and what is left has the rates of a run of the new length.
+  EXPECT_TRUE(longer.metrics.starts_with(before.metrics));
+  TrainOptions whole = options("retnet", "long");
+  whole.iterations = 20;
+  const std::vector<double> wanted = rates(run(whole).metrics), got = rates(longer.metrics);
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 12; i < got.size(); ++i) EXPECT_EQ(got[i], wanted[i]) << i;
+
+  // A stop of the longer run changes nothing.
+  o.out = path("stopped");
+  {
+    std::int64_t done = 0;
+    Context context({.threads = 2, .cancelled = [&] { return done == 15; }});
+    train(context, o, [&](const TrainProgress& p) { done = p.iteration; });
+    EXPECT_EQ(done, 15);
+  }
+  EXPECT_EQ(run(o).weights, longer.weights);
+  EXPECT_EQ(read_file(o.out + "/metrics.jsonl"), longer.metrics);
+
+  // It is not shortened again, and nothing else may differ.
+  o.iterations = 12;
+  Context context({.threads = 1});
+  EXPECT_THROW(train(context, o), Error);
+  o.iterations = 30;
+  o.warmup = 4;
+  EXPECT_THROW(train(context, o), Error);
+  EXPECT_EQ(read_file(o.out + "/metrics.jsonl"), longer.metrics);
+}
+
+TEST_F(Training, RefusesAFolderInThePlaceOfAFile) {
+  for (const char* name :
+       {"config.json", "model.safetensors", "training.safetensors", "metrics.jsonl"}) {
+    const TrainOptions o = options("retnet", std::string("no-") + name);
+    std::filesystem::create_directories(o.out + "/" + name);
+    int iterations = 0;
+    Context context({.threads = 1});
+    EXPECT_THROW(train(context, o, [&](const TrainProgress&) { ++iterations; }), Error) << name;
+    EXPECT_EQ(iterations, 0) << name;
+  }
+}
+
+TEST_F(Training, IsNotUndoneByASaveIntoItsFolder) {
+  TrainOptions o = options("retnet", "saved");
+  const std::string weights = run(o).weights;
+  Context context({.threads = 1});
+  const Model other(context, o.model, 5);
+  EXPECT_THROW(other.save(o.out), Error);
+  EXPECT_EQ(read_file(o.out + "/model.safetensors"), weights);
+  std::filesystem::remove(o.out + "/training.safetensors");
+  other.save(o.out);
+  o.resume = true;
+  EXPECT_THROW(train(context, o), Error);
+  EXPECT_EQ(Model::load(context, o.out).fingerprint(), other.fingerprint());
+}
+
 TEST_F(Training, ResumeMakesUpForAModelThatWasNotSaved) {
   // Killed between the last checkpoint and the model of it, in a save that left its temporary.
   const TrainOptions whole = options("retnet", "whole");
@@ -229,7 +302,9 @@ TEST_F(Training, ReplacesAModelOnlyWhereItIsToldTo) {
     }
     EXPECT_EQ(read_file(o.out + "/model.safetensors"), weights);
   };
-  refused("holds a trained model: choose another folder, or replace it (TrainOptions::overwrite)");
+  refused(
+      "holds a trained model: choose another folder, train it on (TrainOptions::resume, more "
+      "iterations), or replace it (TrainOptions::overwrite)");
   o.overwrite = o.resume = true;
   refused("give one");
   o.resume = false;

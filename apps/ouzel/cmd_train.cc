@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <new>
 #include <numbers>
 #include <optional>
 #include <string>
@@ -130,14 +131,15 @@ std::vector<std::string> described(const TrainOptions& train, const TrainPlan& p
 // A loss in nats a byte, as bits per byte, which eval shows.
 double in_bits(double nats) { return nats / std::numbers::ln2; }
 
-std::string described(const TrainProgress& p) {
-  std::string text = fmt::format("{}/{}  loss {:.4f}", p.iteration, p.iterations, p.loss);
-  if (p.validation_loss >= 0) text += fmt::format("  validation {:.4f}", p.validation_loss);
-  text += fmt::format(" nats ({:.4f} bits)",
-                      in_bits(p.validation_loss >= 0 ? p.validation_loss : p.loss));
-  return text + fmt::format("  {} tokens/s  {:.0f} % of peak  {} left",
-                            with_commas(static_cast<std::uint64_t>(p.tokens_per_second)),
-                            100 * p.share_of_peak, human_seconds(p.seconds_left));
+// The most important first.
+std::vector<std::string> described(const TrainProgress& p) {
+  std::string losses = fmt::format("{}/{}  loss {:.4f}", p.iteration, p.iterations, p.loss);
+  if (p.validation_loss >= 0) losses += fmt::format("  validation {:.4f}", p.validation_loss);
+  losses += fmt::format(" nats ({:.4f} bits)",
+                        in_bits(p.validation_loss >= 0 ? p.validation_loss : p.loss));
+  return {losses, human_seconds(p.seconds_left) + " left",
+          with_commas(static_cast<std::uint64_t>(p.tokens_per_second)) + " tokens/s",
+          fmt::format("{:.0f} % of peak", 100 * p.share_of_peak)};
 }
 
 // What would make a better model, where the losses tell.
@@ -165,7 +167,7 @@ std::string advised(const TrainResult& result) {
   if (result.loss > kWords) {
     return fmt::format(
         "above {} nats a byte what a model generates is hardly words: give it more --iterations, "
-        "from the start (--overwrite)",
+        "from here on (--resume) or from the start (--overwrite)",
         kWords);
   }
   if (validation > kWords) {
@@ -218,9 +220,36 @@ int finish(const Options& options, const TrainPlan& plan, const TrainResult& res
   return 0;
 }
 
+std::string lengthened(const RunLength& before, const TrainOptions& train) {
+  return fmt::format(
+      "lengthened {} of {} iterations are done, now it is to have {}: those that are left have the "
+      "learning rates of a run of {}, which makes another model than such a run from the start",
+      with_commas(static_cast<std::uint64_t>(before.done)),
+      with_commas(static_cast<std::uint64_t>(before.asked)),
+      with_commas(static_cast<std::uint64_t>(train.iterations)),
+      with_commas(static_cast<std::uint64_t>(train.iterations)));
+}
+
+[[noreturn]] void out_of_memory(const std::string& sentence, const TrainPlan& plan,
+                                bool recompute) {
+  throw Error(
+      ErrorKind::kOutOfMemory,
+      fmt::format(
+          "{}: the run takes up to {} of memory, {} of it for activations. Less of these is "
+          "needed {}with a smaller --batch or --context (--grad-accumulation makes up for "
+          "the batch), less of all with a smaller --dim or fewer --layers; --dry-run tells",
+          sentence, human_bytes(plan.peak_bytes), human_bytes(plan.activation_bytes),
+          recompute ? "" : "with --recompute, or "));
+}
+
 int run(Options options) {
   TrainOptions& train = options.train;
   as_usage([&] { train.model = model_config(options); });
+  if (train.data == "-") {
+    throw UsageError(
+        "--data - is no file: training reads its data in any order and more than once; "
+        "name a file");
+  }
   if (train.out.empty() && !options.dry_run) {
     throw UsageError("--out is missing: the folder that receives the model");
   }
@@ -230,11 +259,8 @@ int run(Options options) {
   }
   refuse_to_change_config(options);
   Context context = options.common.context();
-  TrainPlan plan;
-  as_usage([&] {
-    check_options(train, flag_of);
-    plan = plan_training(context, train);
-  });
+  as_usage([&] { check_options(train, flag_of); });
+  const TrainPlan plan = plan_training(context, train);
   if (options.dry_run) {
     if (options.common.json) {
       write_json(to_json(plan));
@@ -244,19 +270,28 @@ int run(Options options) {
     return 0;
   }
   refuse_used(train, "--resume", "--overwrite");
+  const RunLength before = train.resume ? length_of_run(train.out) : RunLength();
   TrainResult result;
-  {
+  try {
     Progress progress(options.common.quiet);
     for (const std::string& line : described(train, plan)) progress.line(line);
+    if (before.asked != 0 && before.asked < train.iterations) {
+      progress.line(lengthened(before, train));
+    }
     // Where nothing can be redrawn, about twenty lines tell of the whole run, and one of its start.
     const std::int64_t every = std::max<std::int64_t>(1, train.iterations / 20);
     result = ouzel::train(context, train, [&](const TrainProgress& p) {
       const bool due = p.iteration == 1 || p.iteration % every == 0;
       if (p.validation_loss >= 0 || (!progress.live() && due)) {
-        progress.line(described(p));
+        progress.line(progress.fitted(described(p)));
       }
-      progress.draw(p.iteration, p.iterations, described(p));
+      progress.draw(p.iteration, p.iterations, progress.fitted(described(p)));
     });
+  } catch (const std::bad_alloc&) {
+    out_of_memory("out of memory", plan, train.recompute);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kOutOfMemory) throw;
+    out_of_memory(e.what(), plan, train.recompute);
   }
   return finish(options, plan, result);
 }
@@ -281,7 +316,7 @@ Action declare(CLI::App& parser) {
   }
   parser.add_option("-m,--model", o->model_type, "Type of the model")
       ->type_name("TYPE")
-      ->check(CLI::IsMember(types))
+      ->check(one_of(types))
       ->default_str(kModelType);
   parser
       .add_option("--config", o->config,
@@ -304,6 +339,8 @@ Action declare(CLI::App& parser) {
     CLI::Option* added = parser.add_option(name, value, what)->type_name(type);
     if constexpr (std::is_integral_v<Value>) {
       added->check(whole_number(0, std::numeric_limits<Value>::max()));
+    } else {
+      added->check(any_number());
     }
   };
   option("--context", t.context, "Bytes of a window", "N");
@@ -330,8 +367,9 @@ Action declare(CLI::App& parser) {
   parser.add_flag(
       "--resume", t.resume,
       "Go on from the checkpoint in --out, if there is one, bit for bit as if the run "
-      "had not stopped; the other options must be those of its start, --iterations too: "
-      "the learning rate has its end there");
+      "had not stopped; the other options must be those of its start, but --iterations may be "
+      "more: the learning rate then goes on as in a run of that length, and the model differs from "
+      "that of such a run from its start");
   parser.add_flag(
       "--overwrite", t.overwrite,
       "Replace what a run has left in --out; without it a folder with a model is refused");

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "ouzel/error.h"
+#include "src/base/text.h"
 #include "src/formats/files.h"
 
 namespace ouzel::app {
@@ -45,7 +46,7 @@ void CommonOptions::declare_compute(CLI::App& parser) {
   for (Isa set : supported_isas()) names.emplace_back(name_of(set));
   parser.add_option("--isa", isa, "Instruction set to compute with")
       ->type_name("NAME")
-      ->check(CLI::IsMember(names))
+      ->check(one_of(names))
       ->default_str("OUZEL_ISA, or the best that the machine has");
 }
 
@@ -85,6 +86,26 @@ CLI::Validator whole_number(std::int64_t least, std::uint64_t most) {
                : fmt::format("'{}' is not a whole number from {} to {}", text, least, most);
   };
   return CLI::Validator(check, "", "whole number");
+}
+
+CLI::Validator any_number() {
+  const auto check = [](const std::string& text) {
+    double number = 0;
+    return CLI::detail::lexical_cast(text, number) ? std::string()
+                                                   : fmt::format("'{}' is not a number", text);
+  };
+  return CLI::Validator(check, "", "number");
+}
+
+CLI::Validator one_of(const std::vector<std::string>& names) {
+  CLI::Validator member = CLI::IsMember(names);  // which says what they are to help
+  member.operation([names](const std::string& text) {
+    return std::ranges::count(names, text) != 0
+               ? std::string()
+               : fmt::format("'{}' is none of {}{}", text, joined(names),
+                             did_you_mean(text, names));
+  });
+  return member;
 }
 
 void CommonOptions::write_line(std::string line) {

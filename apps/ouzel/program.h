@@ -76,6 +76,11 @@ struct CommonOptions {
 CLI::Validator whole_number(std::int64_t least,
                             std::uint64_t most = std::numeric_limits<std::int64_t>::max());
 
+// Accepts numbers.
+CLI::Validator any_number();
+// Accepts one of the names.
+CLI::Validator one_of(const std::vector<std::string>& names);
+
 // Wrong use of the command line, found by a verb after parsing: exit code 2.
 class UsageError : public std::runtime_error {
  public:

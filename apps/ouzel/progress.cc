@@ -30,6 +30,16 @@ Progress::Progress(bool quiet) : quiet_(quiet), live_(!quiet && ::isatty(STDERR_
 
 Progress::~Progress() { erase(); }
 
+std::string Progress::fitted(const std::vector<std::string>& parts) const {
+  std::string text;
+  for (const std::string& part : parts) {
+    const std::string more = (text.empty() ? "" : "  ") + part;
+    if (live_ && text.size() + more.size() > columns() - 1) break;
+    text += more;
+  }
+  return text;
+}
+
 void Progress::draw(std::int64_t done, std::int64_t total, const std::string& text) {
   const auto now = std::chrono::steady_clock::now();
   const bool due = now - last_ >= std::chrono::milliseconds(100) || done == total;

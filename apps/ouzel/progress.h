@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace ouzel::app {
 
@@ -15,6 +16,9 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   bool live() const { return live_; }
+  // Parts of a text, the most important first, together: on a terminal as many as a line has room
+  // for.
+  std::string fitted(const std::vector<std::string>& parts) const;
   // A bar for `done` of `total` (0: not known) and `text`, ten times a second at most; on a
   // terminal only.
   void draw(std::int64_t done, std::int64_t total, const std::string& text);

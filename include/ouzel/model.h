@@ -190,8 +190,8 @@ class OUZEL_EXPORT Model {
   // sentence.
   static Model load(Context& context, const std::string& folder);
   // Writes both files, float32. Ended at any moment, it leaves the model that was there, this one,
-  // or weights alone, which `load` refuses: never the weights of one beside the configuration of
-  // the other.
+  // or weights alone, which `load` refuses: never weights beside another's configuration. Throws
+  // Error(kInvalidArgument) for the folder of a training run, which would restore its own weights.
   void save(const std::string& folder) const;
 
   const ModelConfig& config() const;

@@ -42,7 +42,10 @@ struct TrainOptions {
   // Each row of the batch reads its own part of the data in order, and states pass from one window
   // to the next (gradients do not): truncated back-propagation through time.
   bool carry = false;
-  // Go on from `out`, if a run has begun there; the other options must be those of its start.
+  // Go on from `out`, if a run has begun there; the other options must be those of its start, but
+  // there may be more iterations. What is left then has the learning rates of a run of that length,
+  // which are higher than where the shorter one ended: the result is not that of such a run from
+  // its start. From there on a stop changes nothing again.
   bool resume = false;
   // Replace what a run has left in `out`. Without either, a folder that holds a run or a model is
   // refused.

@@ -151,6 +151,8 @@ std::string target_of(const std::string& path) {
     if (error) fail("follow", path, error.value());
     target = next.is_absolute() ? next : target.parent_path() / next;
   }
+  // Of the folders before the last name.
+  if (error == std::errc::too_many_symbolic_link_levels) fail("follow", path, ELOOP);
   return target.string();
 }
 

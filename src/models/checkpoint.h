@@ -10,6 +10,9 @@
 
 namespace ouzel {
 
+// In a folder that a run trains in: all that it needs to go on, weights too (src/train).
+inline constexpr const char* kTrainingFile = "training.safetensors";
+
 // Whether weights are in a folder: those that load_network reads.
 bool holds_model(const std::string& folder);
 // Throws Error(kIo) that says what is missing and what to do, if a folder has no config.json or is

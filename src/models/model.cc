@@ -8,6 +8,7 @@
 #include "ouzel/error.h"
 #include "src/base/context_impl.h"
 #include "src/base/dense_tensor.h"
+#include "src/formats/files.h"
 #include "src/models/checkpoint.h"
 #include "src/models/network.h"
 #include "src/models/state_file.h"
@@ -52,7 +53,16 @@ Model Model::load(Context& context, const std::string& folder) {
   return Model(std::move(network));
 }
 
-void Model::save(const std::string& folder) const { save_network(*network_, folder); }
+void Model::save(const std::string& folder) const {
+  if (is_there(folder + "/" + kTrainingFile)) {
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        fmt::format("{} holds a training run, which would go on with the weights of its {}: "
+                    "save to another folder, or remove that file first",
+                    folder, kTrainingFile));
+  }
+  save_network(*network_, folder);
+}
 
 const ModelConfig& Model::config() const { return network_->config(); }
 

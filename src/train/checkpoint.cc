@@ -17,10 +17,10 @@
 namespace ouzel {
 namespace {
 
-constexpr const char* kCheckpoint = "training.safetensors";
 constexpr const char* kFormat = "ouzel-training-1";
 constexpr const char* kCarried = "carried";
 constexpr const char* kOption = "option.";
+constexpr const char* kIterations = "option.iterations";
 
 std::vector<std::pair<const char*, std::span<float>>> sections(const TrainingArrays& arrays) {
   return {{"weight/", arrays.weights},
@@ -86,14 +86,17 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
   for (const auto& [name, value] : identity) {
     const auto found = metadata.find(kOption + name);
     const std::string was = found == metadata.end() ? "(absent)" : found->second;
-    if (was == value) continue;
+    const bool longer = kOption + name == kIterations &&
+                        parse<std::int64_t>(path, metadata, kIterations) < std::stoll(value);
+    if (was == value || longer) continue;
     others.push_back(name == "data" ? "other text"
                                     : fmt::format("{} = {}, not {}", name, was, value));
   }
   if (!others.empty()) {
     fail(
         fmt::format("this run was started with {}: its data and learning rates follow from its "
-                    "start; repeat that, or start anew in another folder",
+                    "start, and only more iterations may be asked for; repeat that, or start anew "
+                    "in another folder",
                     joined(others)));
   }
   const auto read = [&](const std::string& name, std::int64_t size, float* to) {
@@ -119,19 +122,22 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
   return numbers;
 }
 
+RunLength length_of_run(const std::string& folder) {
+  const std::string checkpoint = folder + "/" + kTrainingFile;
+  try {
+    const SafetensorsReader file(checkpoint);
+    return {parse<std::int64_t>(checkpoint, file.metadata(), "iteration"),
+            parse<std::int64_t>(checkpoint, file.metadata(), kIterations)};
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 void refuse_used(const TrainOptions& options, const std::string& resume,
                  const std::string& overwrite) {
   target_of(options.out);  // links in a circle hold nothing, though all in them seems to be there
-  const std::string checkpoint = options.out + "/" + kCheckpoint;
-  if (options.overwrite || (options.resume && is_there(checkpoint))) return;
-  std::int64_t iteration = 0, iterations = 0;
-  try {
-    const SafetensorsReader file(checkpoint);
-    iteration = parse<std::int64_t>(checkpoint, file.metadata(), "iteration");
-    iterations = parse<std::int64_t>(checkpoint, file.metadata(), "option.iterations");
-  } catch (const Error&) {
-    iteration = iterations = 0;  // nothing that could be gone on with
-  }
+  if (options.overwrite || (options.resume && is_there(options.out + "/" + kTrainingFile))) return;
+  const auto [iteration, iterations] = length_of_run(options.out);
   if (iteration != 0 && iteration < iterations) {
     throw Error(ErrorKind::kInvalidArgument,
                 fmt::format("{} holds a run that stopped after {} of {} iterations: go on with it "
@@ -148,9 +154,12 @@ void refuse_used(const TrainOptions& options, const std::string& resume,
                     "again ({} without {}); else choose another folder",
                     options.out, overwrite, resume));
   }
-  throw Error(ErrorKind::kInvalidArgument,
-              fmt::format("{} holds a trained model: choose another folder, or replace it ({})",
-                          options.out, overwrite));
+  throw Error(
+      ErrorKind::kInvalidArgument,
+      fmt::format("{} holds a trained model: choose another folder{}, or replace it ({})",
+                  options.out,
+                  iteration == 0 ? "" : fmt::format(", train it on ({}, more iterations)", resume),
+                  overwrite));
 }
 
 }  // namespace ouzel

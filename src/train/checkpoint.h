@@ -32,11 +32,18 @@ struct TrainingArrays {
 void save_training(const std::string& path, const ParameterTable& table,
                    const TrainingArrays& arrays, const TrainingNumbers& numbers,
                    const std::map<std::string, std::string>& identity);
-// Throws Error(kBadFile) for a damaged file, or one of other options, naming the first that
-// differs.
+// Throws Error(kBadFile) for a damaged file, or one of other options, naming those that differ;
+// more iterations than the run had are taken.
 TrainingNumbers load_training(const std::string& path, const ParameterTable& table,
                               const TrainingArrays& arrays,
                               const std::map<std::string, std::string>& identity);
+
+// Iterations of the run whose checkpoint is in a folder: those that are done, and those that were
+// asked for. Zeros where there is none that could be gone on with.
+struct RunLength {
+  std::int64_t done = 0, asked = 0;
+};
+RunLength length_of_run(const std::string& folder);
 
 // Throws Error(kInvalidArgument) when the run would not go on with what is in its folder and may
 // not replace it: a run before its last iteration, or a model. `resume` and `overwrite` are what

@@ -1,25 +1,16 @@
 #include "src/train/data.h"
 
-#include <fmt/format.h>
-
-#include "ouzel/error.h"
 #include "src/base/hash.h"
 #include "src/formats/files.h"
 
 namespace ouzel {
 
-TokenData::TokenData(const std::string& path, double validation_share, std::int64_t context)
-    : text_(read_file(path)) {
-  training_size_ =
-      bytes() - static_cast<std::int64_t>(static_cast<double>(bytes()) * validation_share);
-  if (training_size_ < context + 1) {
-    throw Error(
-        ErrorKind::kInvalidArgument,
-        fmt::format("{}: {} bytes are for training, fewer than one window of {} and the byte "
-                    "after it; take more text or a shorter context",
-                    path, training_size_, context));
-  }
+std::int64_t training_bytes(std::int64_t bytes, double validation_share) {
+  return bytes - static_cast<std::int64_t>(static_cast<double>(bytes) * validation_share);
 }
+
+TokenData::TokenData(const std::string& path, double validation_share)
+    : text_(read_file(path)), training_size_(training_bytes(bytes(), validation_share)) {}
 
 std::uint64_t TokenData::hash() const { return hash_bytes(text_.data(), text_.size()); }
 

@@ -7,11 +7,12 @@
 
 namespace ouzel {
 
+// Of so many bytes, those before the part that is held back.
+std::int64_t training_bytes(std::int64_t bytes, double validation_share);
+
 class TokenData {
  public:
-  // Throws Error(kInvalidArgument) if a window of `context` tokens and the byte after it do not fit
-  // into the training part.
-  TokenData(const std::string& path, double validation_share, std::int64_t context);
+  TokenData(const std::string& path, double validation_share);
 
   std::int64_t bytes() const { return static_cast<std::int64_t>(text_.size()); }
   std::int64_t training_size() const { return training_size_; }

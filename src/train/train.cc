@@ -9,6 +9,7 @@
 #include "src/base/context_impl.h"
 #include "src/formats/files.h"
 #include "src/kernels/peak.h"
+#include "src/models/checkpoint.h"
 #include "src/train/checkpoint.h"
 #include "src/train/metrics.h"
 #include "src/train/trainer.h"
@@ -49,6 +50,7 @@ TrainPlan plan_training(Context& context, const TrainOptions& options) {
   if (error) {
     throw Error(ErrorKind::kIo, options.data + ": cannot be read: " + error.message());
   }
+  check_data_size(options, static_cast<std::int64_t>(data));
   plan.other_bytes = data + kProgram + network.scratch_bytes() +
                      static_cast<std::size_t>(context.threads()) * kThread;
   plan.peak_bytes =
@@ -61,9 +63,17 @@ TrainResult train(Context& context, const TrainOptions& options,
   Trainer trainer(context, options);
   make_folder(options.out);
   const FolderLock lock(options.out);
-  const std::string checkpoint = options.out + "/training.safetensors";
-  for (const char* name : {"training.safetensors", "model.safetensors", "config.json"}) {
-    remove_temporaries(options.out + "/" + name);
+  const std::string checkpoint = options.out + "/" + kTrainingFile;
+  for (const char* name : {kTrainingFile, "model.safetensors", "config.json", "metrics.jsonl"}) {
+    const std::string path = options.out + "/" + name;
+    std::error_code error;
+    if (std::filesystem::is_directory(path, error)) {
+      throw Error(ErrorKind::kIo,
+                  path +
+                      " is a folder, where a file of that name is to be written: move it away, "
+                      "or choose another folder for the run");
+    }
+    remove_temporaries(path);
   }
   if (options.resume && is_there(checkpoint)) {
     trainer.load(checkpoint);

@@ -79,6 +79,26 @@ void check_options(const TrainOptions& options, const Spelling& spelled) {
   }
 }
 
+void check_data_size(const TrainOptions& options, std::int64_t bytes) {
+  const std::int64_t training = training_bytes(bytes, options.validation);
+  const auto refuse = [&](const std::string& sentence) {
+    throw Error(ErrorKind::kInvalidArgument, sentence);
+  };
+  if (training < options.context + 1) {
+    refuse(
+        fmt::format("{}: {} bytes are for training, fewer than one window of {} and the byte after "
+                    "it; take more text or a shorter context",
+                    options.data, training, options.context));
+  }
+  const std::int64_t streams = options.carry ? options.batch * options.grad_accumulation : 1;
+  if ((training - 1) / streams < options.context) {
+    refuse(fmt::format(
+        "{}: to carry states, {} streams of at least one window of {} need {} bytes; "
+        "{} are for training",
+        options.data, streams, options.context, streams * options.context + 1, training));
+  }
+}
+
 double learning_rate(const TrainOptions& options, std::int64_t iteration) {
   const auto i = static_cast<double>(iteration), warmup = static_cast<double>(options.warmup);
   if (i < warmup) return options.lr * (i + 1) / warmup;
@@ -111,21 +131,14 @@ Trainer::Trainer(Context& context, const TrainOptions& options)
     : context_(context),
       steady_(without_callbacks(context)),
       options_((check_options(options), options)),
-      data_(options.data, options.validation, options.context),
+      data_(options.data, options.validation),
       network_(options.model) {
+  check_data_size(options_, data_.bytes());
   const std::int64_t size = network_.table().size();
   const std::int64_t rows = options_.batch * options_.context;
   const std::int64_t streams = options_.batch * options_.grad_accumulation;
   if (options_.carry) {
     windows_of_stream_ = (data_.training_size() - 1) / streams / options_.context;
-    if (windows_of_stream_ == 0) {
-      throw Error(
-          ErrorKind::kInvalidArgument,
-          fmt::format("to carry states, {} streams of at least one window of {} need {} bytes; "
-                      "{} are for training",
-                      streams, options_.context, streams * options_.context + 1,
-                      data_.training_size()));
-    }
     carried_floats_ = streams * network_.state_layout().size(0);
     for (Buffer& set : carried_) set = Buffer::zeros(bytes_of(carried_floats_));
   }

@@ -23,6 +23,10 @@ std::string spelled_as_member(const std::string& option);  // "TrainOptions::lr"
 // Throws Error(kInvalidArgument) naming the option.
 void check_options(const TrainOptions& options, const Spelling& spelled = spelled_as_member);
 
+// Throws Error(kInvalidArgument) if a file of so many bytes has no window for each stream of the
+// run.
+void check_data_size(const TrainOptions& options, std::int64_t bytes);
+
 // The rate of an iteration (from 0): linear over `warmup`, then half a cosine down to lr * min_lr.
 double learning_rate(const TrainOptions& options, std::int64_t iteration);
 
