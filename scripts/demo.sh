@@ -34,13 +34,16 @@ grep -E "^($heldout_books)[0-9]" "$out/bible.txt" | sed -E "s/$reference//" >"$o
 echo "$verses verses: $(wc -c <"$out/train.txt") bytes to learn from," \
      "$(wc -c <"$out/heldout.txt") held out (Ruth, Esther, Jonah, Romans, Hebrews)"
 
-say "Training for about $seconds seconds"
+say 'Training'
 start=$(date +%s.%N)
 "${train[@]}" --iterations 20 --out "$out/timing" --quiet
-iterations=$(calculate "max($least, round($seconds / (($(date +%s.%N) - $start) / 20)))")
+pace=$(calculate "($(date +%s.%N) - $start) / 20")
+iterations=$(calculate "max($least, round($seconds / $pace))")
 rm -rf "$out/timing"
 train+=(--iterations "$iterations" --out "$out/model")
-echo "twenty iterations were timed; to train the same model again:"
+fewer=$([ "$iterations" -gt "$least" ] || echo ', as fewer would teach too little')
+echo "$iterations iterations$fewer: about $(calculate "round($iterations * $pace)") seconds by the twenty that were timed;"
+echo "to train the same model again:"
 echo "  ${train[*]} --overwrite"
 "${train[@]}"
 

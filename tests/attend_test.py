@@ -192,6 +192,10 @@ class Attend(ProgramTest):
         del self.tensors["k"]
         fails("tensor 'k' [B, T, HK, K]", "missing")
 
+    def test_a_file_that_is_not_there_comes_first(self):
+        self.assert_fails(run("attend", self.folder / "nowhere"), 1, "nowhere")
+        self.assert_fails(run("attend", self.put("x", safetensors({}, {"op": "retention"}))), 2, "-o FILE")
+
     def test_a_full_disk_leaves_the_old_results(self):
         self.out.write_bytes(b"old")
         path = self.put("in.safetensors", safetensors(self.tensors, self.metadata))

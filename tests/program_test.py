@@ -36,6 +36,13 @@ class Usage(ProgramTest):
                 self.assertIn(part, process.stdout)
             self.assertLessEqual(max(map(len, process.stdout.splitlines())), 100, verb)
 
+    def test_help_is_a_verb_too(self):
+        self.assertEqual(run("help").stdout, run("--help").stdout)
+        for verb in ("train", "bench"):
+            process = run("help", verb)
+            self.assertEqual((process.returncode, process.stdout), (0, run(verb, "--help").stdout))
+        self.assert_fails(run("help", "trian"), 2, "no verb 'trian'; did you mean 'train'?")
+
     def test_without_a_verb_help_goes_to_stderr(self):
         process = run()
         self.assertEqual((process.returncode, process.stdout), (2, ""))
@@ -53,6 +60,10 @@ class Usage(ProgramTest):
                                   ("generate", "--max-new-tokens", "--tokens")):
             self.assert_fails(run(verb, flag), 2, f"'{flag.split('=')[0]}'; did you mean '{meant}'?")
         self.assertNotIn("did you mean", run("info", "--epochs").stderr)
+        # A letter is near to every other one.
+        for call in (("train", "-i"), ("info", "-x"), ("eval", "-n"), ("attend", "-i")):
+            self.assertNotIn("did you mean", run(*call).stderr)
+        self.assert_fails(run("explain", "-T", "3"), 2, "did you mean '--T'?")
         # Only flags that there are.
         source = (Path(__file__).parent.parent / "apps" / "ouzel" / "main.cc").read_text()
         for elsewhere, here in re.findall(r'\{"(--[a-z-]+)",\s+"(--[a-z-]+)"\}', source):
@@ -67,7 +78,11 @@ class Usage(ProgramTest):
         self.assert_fails(run("info", "--threads", "-1"), 2, "--threads")
         self.assert_fails(run("info", "--threads", "two"), 2, "--threads")
         self.assert_fails(run("info", "--threads"), 2, "--threads")
-        self.assert_fails(run("info", "--isa", "sse9"), 2, "--isa", "avx2")
+        self.assert_fails(run("info", "--isa", "sse9"), 2, "--isa: 'sse9' is none of ")
+        self.assert_fails(run("info", "--isa", "portabel"), 2, "did you mean 'portable'?")
+        for verb, flag in (("train", "--lr"), ("train", "--clip"), ("generate", "--temperature")):
+            for value in ("1e-3x", "x", "1,5"):
+                self.assert_fails(run(verb, f"{flag}={value}"), 2, f"{flag}: '{value}' is not a number")
         self.assert_fails(run("info", "a", "b"), 2, "'b'", "one too many")
 
     def test_explain_counts(self):
@@ -87,6 +102,9 @@ class Usage(ProgramTest):
         # Both sides are equal where they cross.
         self.assertAlmostEqual(told["crossing"]["prefill"] * 2 * (32 + 64), 4 * state)
         self.assertAlmostEqual(told["crossing"]["memory"] * 2 * (32 + 64), state)
+        # In words the first length that is cheaper: 85.3 rounded up.
+        self.assertIn("prefill 86 tokens", run("explain", "retention", "--T", "1000", "--K", "32",
+                                               "--V", "64", "--H", "2").stdout)
 
     def test_explain_knows_published_names(self):
         for name, law in (("retnet", "retention"), ("Mamba-2", "mamba2_ssd"), ("rwkv-7", "rwkv7")):

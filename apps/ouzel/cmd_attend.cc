@@ -333,11 +333,11 @@ int run(const Options& options) {
     as_usage([&] { check_flags(find_operator(options.op), options.attributes); });
   }
   if (options.input.empty()) throw UsageError("name the file that holds the operator's inputs");
+  refuse_to_overwrite("-o", options.output, {options.input});
+  const SafetensorsReader file(options.input);
   if (options.output.empty() && !options.compare) {
     throw UsageError("say where the results should go: -o FILE, or --compare");
   }
-  refuse_to_overwrite("-o", options.output, {options.input});
-  const SafetensorsReader file(options.input);
   const auto op = file.metadata().find("op");
   if (options.op.empty() && (options.ignore_metadata || op == file.metadata().end())) {
     throw Error(
@@ -447,7 +447,7 @@ Action declare(CLI::App& parser) {
   parser
       .add_option("--dtype", options->dtype,
                   "The type of inputs, outputs and gradients: f32, bf16, f16; states are f32")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
+      ->check(one_of({"f32", "bf16", "f16"}))
       ->type_name("TYPE")
       ->capture_default_str();
   parser.add_flag("--backward", options->backward,

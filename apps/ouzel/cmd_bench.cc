@@ -75,11 +75,12 @@ Action declare(CLI::App& parser) {
   parser
       .add_option("WHAT", options->what,
                   "Operators, or training, generation and start-up of models")
-      ->check(CLI::IsMember({"ops", "model"}))
+      ->check(one_of({"ops", "model"}))
       ->required();
   parser
-      .add_option("--filter", options->filter,
-                  "Only cases whose name, or a part of it after a /, begins so")
+      .add_option(
+          "--filter", options->filter,
+          "Only cases whose name, or a part of it after a /, begins so (--list shows names)")
       ->type_name("TEXT");
   parser.add_option("--runs", options->runs, "Repetitions that a median is taken of")
       ->check(whole_number(1, 1000))

@@ -234,6 +234,8 @@ Action declare(CLI::App& parser) {
                              ->default_str(fmt::format("the state's, else {}", standard));
     if constexpr (std::is_integral_v<Value>) {
       added->check(whole_number(0, std::numeric_limits<Value>::max()));
+    } else {
+      added->check(any_number());
     }
   };
   sampling_option("--temperature", o->temperature,

@@ -57,6 +57,8 @@ std::string did_you_mean_flag(const std::string& flag, const std::vector<std::st
   // "-backward" and "--backword" both mean "--backward".
   std::string dashed = "--" + flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
   std::ranges::replace(dashed, '_', '-');
+  if (dashed.size() == 3)
+    return std::ranges::count(flags, dashed) != 0 ? did_you_mean(dashed, flags) : "";
   for (const auto& [elsewhere, here] : kElsewhere) {
     if (dashed == elsewhere && std::ranges::count(flags, here) != 0) {
       return fmt::format("; did you mean '{}'?", here);
@@ -124,16 +126,17 @@ int run(const std::vector<std::string>& arguments, std::string& name) {
       return run_verb(*verb, {arguments.begin() + 1, arguments.end()});
     }
   }
+  if (first == "help" && arguments.size() > 1) return run({arguments[1], "--help"}, name);
   if (first == "--version") {
     write_out(fmt::format("ouzel {}\n", version()));
-  } else if (first == "-h" || first == "--help") {
+  } else if (first == "-h" || first == "--help" || first == "help") {
     write_out(program_help(kVerbs));
   } else if (first == "--man") {
     write_out(man_page(kVerbs));
   } else if (first == "--completion-bash") {
     write_out(bash_completion(kVerbs));
   } else {
-    std::vector<std::string> known = {"--help", "--version", "--man", "--completion-bash"};
+    std::vector<std::string> known = {"--help", "--version", "--man", "--completion-bash", "help"};
     for (const Verb* verb : kVerbs) known.emplace_back(verb->name);
     throw UsageError(fmt::format("there is no {} '{}'{} (see 'ouzel --help')",
                                  first.starts_with('-') ? "flag" : "verb", printable(first),
