@@ -5,6 +5,7 @@ A function takes the tensors that are always needed, then `scale`, optional tens
 """
 
 from collections import namedtuple
+from math import ceil
 
 from . import _core
 
@@ -29,7 +30,7 @@ class Costs(dict):
     """What `explain` counts."""
 
     def __repr__(self):
-        lengths = (f"{name} {self[name + '_crossing']:,.0f}" for name in ("training", "prefill", "decode"))
+        lengths = (f"{name} {ceil(self[name + '_crossing']):,}" for name in ("training", "prefill", "decode"))
         return (f"<{self['law']}: a state of {self['state_bytes']:,.0f} bytes, cheaper than softmax attention "
                 f"from T = {', '.join(lengths)}; its keys: {', '.join(self)}>")
 
@@ -173,6 +174,12 @@ def _output_line(output, index):
     return f"    {output.name}: {_shape(output)}, {dtype}{when}"
 
 
+def _letters(tensors):
+    """What the letters of their shapes mean, a line each; digits mean themselves."""
+    letters = {letter: None for tensor in tensors for letter in tensor.shape.replace("|", " ").split()}
+    return [f"    {letter}: {meaning}" for letter in letters if (meaning := _core.meaning_of_letter(letter))]
+
+
 def documentation(law, kind):
     """The docstring: formula, source, shapes, types, defaults, errors."""
     if kind == CALL:
@@ -194,7 +201,11 @@ def documentation(law, kind):
         default = f" (default: {default_of(attribute)!r})" if attribute.default else ""
         lines.append(f"    {attribute.name}: {attribute.kind}; {attribute.meaning}{choices}{default}")
     if kind == VJP:
-        lines += [_tensor_line(output, output.gradient) for output in upstream(law)]
+        above = upstream(law)
+        lines += [f"{_tensor_line(o, o.gradient)}; the gradient of {o.name}" for o in above]
+        if len(above) > 1:
+            names = ", ".join(output.gradient for output in above)
+            lines.append(f"    of {names} one or more must be given; those that are not count as zero")
     lines.append("    context: the ouzel.Context that computes (default: one that all calls share)")
     lines += ["", "Returns:"]
     if kind == VJP:
@@ -206,9 +217,11 @@ def documentation(law, kind):
         lines += [_output_line(output, i) for i, output in enumerate(outputs)]
     lines += [
         "",
-        "Letters are sizes: B batch, T tokens, H heads, K keys, V values, N sequences (B, or those of",
-        "cu_seqlens). Any strides; a last axis that is not contiguous is copied. Raises",
-        "ouzel.InvalidArgumentError for what does not fit.",
+        "Sizes:",
+        *_letters([*law.inputs, *law.outputs]),
+        "",
+        "Any strides; a last axis that is not contiguous is copied. Raises ouzel.InvalidArgumentError for",
+        "what does not fit.",
     ]
     return "\n".join(lines)
 

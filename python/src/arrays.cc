@@ -10,16 +10,13 @@
 #include <utility>
 
 #include "ouzel/error.h"
+#include "python/src/arguments.h"
 
 namespace ouzel::python {
 namespace {
 
 [[noreturn]] void refuse(const std::string& sentence) {
   throw Error(ErrorKind::kInvalidArgument, sentence);
-}
-
-std::string type_of(nb::handle object) {
-  return nb::cast<std::string>(nb::object(object.type().attr("__name__")));
 }
 
 // Whether numbers of it are hidden by a mask, which DLPack would lose.

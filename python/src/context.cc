@@ -1,7 +1,6 @@
 // Contexts of Python.
 #include "python/src/context.h"
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <pthread.h>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/src/arguments.h"
 #include "src/base/text.h"
 
 namespace ouzel::python {
@@ -106,8 +106,13 @@ PyContext::Turn::Turn(Live& live) : lock_(live.mutex, std::defer_lock), live_(li
   live.busy = true;
 }
 
-PyContext& context_or_default(PyContext* given) {
-  if (given != nullptr) return *given;
+PyContext& context_of(const std::string& call, nb::handle given) {
+  PyContext* context = nullptr;
+  if (!given.is_none() && !nb::try_cast(given, context)) {
+    throw nb::type_error(
+        fmt::format("{}: context is of type {}, not ouzel.Context", call, type_of(given)).c_str());
+  }
+  if (context != nullptr) return *context;
   // Never destroyed: threads of Python may outlive static objects.
   static auto* const shared = new PyContext(0, std::nullopt);
   return *shared;
@@ -146,12 +151,12 @@ void bind_context(nb::module_& module) {
                         "processors (OUZEL_THREADS and OUZEL_ISA are heeded).")
       .def(
           "__init__",
-          [](PyContext* self, int threads, const std::optional<std::string>& isa,
-             const nb::kwargs& unknown) {
+          [](PyContext* self, nb::handle threads, nb::handle isa, const nb::kwargs& unknown) {
             refuse_keywords(nb::type<PyContext>(), "__init__", unknown);
-            new (self) PyContext(threads, isa);
+            new (self) PyContext(whole_of<int>("Context", "threads", threads),
+                                 optional_of(string_of, "Context", "isa", isa));
           },
-          nb::arg("threads") = 0, nb::arg("isa") = nb::none(), nb::arg("unknown"),
+          nb::arg("threads") = 0, nb::arg("isa").none() = nb::none(), nb::arg("unknown"),
           nb::sig("def __init__(self, threads: int = 0, isa: str | None = None) -> None"),
           "threads: 0 for OUZEL_THREADS or all that are free. isa: 'avx512', 'avx2', 'portable' "
           "or None\nfor OUZEL_ISA or the best.")

@@ -88,8 +88,9 @@ class PyContext {
   std::unique_ptr<Live> live_;
 };
 
-// `given`, or the one that all calls without a context share.
-PyContext& context_or_default(PyContext* given);
+// `given`, or for None the one that all calls without a context share. Raises TypeError for what is
+// no context.
+PyContext& context_of(const std::string& call, nb::handle given);
 
 // Raises TypeError for the first of the keywords that a method of `type` does not have, with the
 // nearest of those in its signature.

@@ -1,27 +1,23 @@
 // Models, states and generation.
 #include "python/src/models.h"
 
-#include <nanobind/stl/filesystem.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "ouzel/error.h"
 #include "ouzel/generate.h"
 #include "ouzel/model.h"
+#include "python/src/arguments.h"
 #include "python/src/arrays.h"
 #include "python/src/context.h"
 #include "src/infer/bytes_model.h"
@@ -29,8 +25,6 @@
 
 namespace ouzel::python {
 namespace {
-
-using Path = std::filesystem::path;
 
 [[noreturn]] void refuse(const std::string& sentence) {
   throw Error(ErrorKind::kInvalidArgument, sentence);
@@ -180,11 +174,16 @@ std::vector<nb::object> states_of(nb::handle given, const Tokens& tokens) {
   return states;
 }
 
-nb::object forward(const Model& model, nb::handle token_ids, nb::handle state, bool every_token,
-                   PyContext* context, const nb::kwargs& unknown) {
+nb::object forward(const Model& model, nb::handle token_ids, nb::handle state,
+                   nb::handle every_token_given, nb::handle context, const nb::kwargs& unknown) {
   refuse_keywords(nb::type<Model>(), "forward", unknown);
   if (token_ids.is_none()) throw nb::type_error("Model.forward() needs tokens");
+  const bool every_token = flag_of("forward", "every_token", every_token_given);
+  PyContext& with_context = context_of("forward", context);
   const Tokens tokens = tokens_of(token_ids);
+  if (tokens.length == 0 && !every_token) {
+    refuse("forward: there are no tokens, and so no last one whose logits could be returned");
+  }
   const std::vector<nb::object> given = states_of(state, tokens);
   std::vector<std::unique_ptr<InUse>> use;
   std::vector<State*> states;
@@ -199,7 +198,7 @@ nb::object forward(const Model& model, nb::handle token_ids, nb::handle state, b
   if (every_token) shape.push_back(tokens.length);
   shape.push_back(vocabulary);
   ResultArray logits(shape, DType::kF32);
-  context_or_default(context).run([&](Context& with, Workspace& workspace) {
+  with_context.run([&](Context& with, Workspace& workspace) {
     for (State* one : states) make_room(*one, tokens.length);
     model.forward(with, workspace, {tokens.ids.data(), {tokens.batch, tokens.length}}, states,
                   {static_cast<float*>(logits.tensor().data),
@@ -252,9 +251,7 @@ class Generation {
   }
 
  private:
-  PyContext& py_context() const {
-    return context_or_default(context_.is_none() ? nullptr : nb::cast<PyContext*>(context_));
-  }
+  PyContext& py_context() const { return context_of("generate", context_); }
   // After a fork the context's threads are gone: the stream goes on with new ones.
   Generator& stream() {
     if (born_ != PyContext::generation()) {
@@ -307,15 +304,34 @@ class Generation {
   std::optional<Finish> finish_;
 };
 
+PyState& state_of(const char* call, nb::handle given) {
+  PyState* state = nullptr;
+  if (!nb::try_cast(given, state) || state == nullptr) {
+    throw nb::type_error(
+        fmt::format("{}: state is of type {}, not ouzel.State", call, type_of(given)).c_str());
+  }
+  return *state;
+}
+
+// A text, or several.
+std::vector<std::string> stops_of(nb::handle given) {
+  const auto text = [](nb::handle one) { return string_of("generate", "stop", one); };
+  if (PyUnicode_Check(given.ptr())) return {text(given)};
+  const nb::object list = converted("generate", "stop", "str or a sequence of str", [&] {
+    nb::object iterated = nb::steal(PySequence_List(given.ptr()));
+    if (!iterated.is_valid()) throw nb::python_error();
+    return iterated;
+  });
+  std::vector<std::string> texts;
+  for (const nb::handle one : list) texts.push_back(text(one));
+  return texts;
+}
+
 // The caller owns what is returned.
-Generation* generate(const Model& model, nb::handle prompt, std::optional<std::int64_t> tokens,
-                     PyState* state, std::optional<double> temperature,
-                     std::optional<std::int64_t> top_k, std::optional<double> top_p,
-                     std::optional<double> min_p, std::optional<double> repetition_penalty,
-                     std::optional<std::int64_t> repetition_window,
-                     std::optional<std::uint64_t> seed,
-                     const std::optional<std::variant<std::string, std::vector<std::string>>>& stop,
-                     PyContext* context, const nb::kwargs& unknown) {
+Generation* generate(const Model& model, nb::handle prompt, nb::handle tokens, nb::handle state,
+                     nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
+                     nb::handle repetition_penalty, nb::handle repetition_window, nb::handle seed,
+                     nb::handle stop, nb::handle context, const nb::kwargs& unknown) {
   refuse_keywords(nb::type<Model>(), "generate", unknown);
   const bool of_text = PyUnicode_Check(prompt.ptr());
   if (!of_text && !PyBytes_Check(prompt.ptr())) {
@@ -323,21 +339,24 @@ Generation* generate(const Model& model, nb::handle prompt, std::optional<std::i
   }
   std::vector<std::int32_t> ids;
   append_text(prompt, ids);
-  State start = state != nullptr ? copy_of(*state).state : model.new_state();
+  constexpr const char* kCall = "generate";
+  const auto count = optional_of(whole_of<std::int64_t>, kCall, "tokens", tokens);
+  State start = state.is_none() ? model.new_state() : copy_of(state_of(kCall, state)).state;
   SamplingOptions options = Generator::sampling_of(start);
-  options.temperature = temperature.value_or(options.temperature);
-  options.top_k = top_k.value_or(options.top_k);
-  options.top_p = top_p.value_or(options.top_p);
-  options.min_p = min_p.value_or(options.min_p);
-  options.repetition_penalty = repetition_penalty.value_or(options.repetition_penalty);
-  options.repetition_window = repetition_window.value_or(options.repetition_window);
-  options.seed = seed.value_or(options.seed);
-  if (stop) {
-    const auto* const one = std::get_if<std::string>(&*stop);
-    options.stop = one != nullptr ? std::vector{*one} : std::get<1>(*stop);
-  }
-  auto generation = std::make_unique<Generation>(model, std::move(start), options, of_text, tokens,
-                                                 nb::find(context), state == nullptr);
+  const auto set = [](auto& option, auto&& read, const char* name, nb::handle value) {
+    option = optional_of(read, kCall, name, value).value_or(option);
+  };
+  set(options.temperature, number_of, "temperature", temperature);
+  set(options.top_k, whole_of<std::int64_t>, "top_k", top_k);
+  set(options.top_p, number_of, "top_p", top_p);
+  set(options.min_p, number_of, "min_p", min_p);
+  set(options.repetition_penalty, number_of, "repetition_penalty", repetition_penalty);
+  set(options.repetition_window, whole_of<std::int64_t>, "repetition_window", repetition_window);
+  set(options.seed, whole_of<std::uint64_t>, "seed", seed);
+  if (!stop.is_none()) options.stop = stops_of(stop);
+  context_of(kCall, context);
+  auto generation = std::make_unique<Generation>(model, std::move(start), options, of_text, count,
+                                                 nb::borrow(context), state.is_none());
   if (!ids.empty()) generation->read(std::string(ids.begin(), ids.end()));
   return generation.release();
 }
@@ -366,11 +385,12 @@ void bind_state(nb::module_& module) {
           "Of the model and of the format of states.")
       .def(
           "save",
-          [](PyState& self, const Path& path, const nb::kwargs& unknown) {
+          [](PyState& self, nb::handle path, const nb::kwargs& unknown) {
             refuse_keywords(nb::type<PyState>(), "save", unknown);
+            const std::string file = path_of("State.save", "path", path);
             const InUse use(self.busy, "state");
             const WithoutGil without_gil;
-            self.state.save(path.string());
+            self.state.save(file);
           },
           nb::arg("path"), nb::arg("unknown"),
           nb::sig("def save(self, path: str | os.PathLike) -> None"),
@@ -432,11 +452,13 @@ void bind_models(nb::module_& module) {
   model
       .def_static(
           "load",
-          [](const Path& folder, PyContext* context, const nb::kwargs& unknown) {
+          [](nb::handle folder, nb::handle context, const nb::kwargs& unknown) {
             refuse_keywords(nb::type<Model>(), "load", unknown);
+            const std::string path = path_of("Model.load", "folder", folder);
             std::optional<Model> model;
-            context_or_default(context).run(
-                [&](Context& with, Workspace&) { model = Model::load(with, folder.string()); });
+            context_of("Model.load", context).run([&](Context& with, Workspace&) {
+              model = Model::load(with, path);
+            });
             warn_of(model->config());
             return *std::move(model);
           },
@@ -447,15 +469,25 @@ void bind_models(nb::module_& module) {
               "def load(folder: str | os.PathLike, *, context: Context | None = None) -> Model"))
       .def_static(
           "random",
-          [](const nb::handle config, std::uint64_t seed, PyContext* context,
-             const nb::kwargs& unknown) {
+          [](nb::handle config, nb::handle seed, nb::handle context, const nb::kwargs& unknown) {
+            constexpr const char* kCall = "Model.random";
             refuse_keywords(nb::type<Model>(), "random", unknown);
+            if (!nb::isinstance<nb::dict>(config)) {
+              throw nb::type_error(
+                  fmt::format("{}: config is of type {}; a dict was expected, as config.json has "
+                              "it: {{\"model_type\": \"retnet\", \"vocab_size\": 256, "
+                              "\"hidden_size\": 64, \"num_hidden_layers\": 2, \"num_heads\": 4}}",
+                              kCall, type_of(config))
+                      .c_str());
+            }
+            const auto number = whole_of<std::uint64_t>(kCall, "seed", seed);
             const auto text =
                 nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(config));
             std::optional<Model> model;
-            context_or_default(context).run([&](Context& with, Workspace&) {
+            context_of(kCall, context).run([&](Context& with, Workspace&) {
               const bool strict = true;  // the caller wrote it
-              model.emplace(with, ModelConfig::from_json(text, "the configuration", strict), seed);
+              model.emplace(with, ModelConfig::from_json(text, "the configuration", strict),
+                            number);
             });
             return *std::move(model);
           },
@@ -466,14 +498,16 @@ void bind_models(nb::module_& module) {
                   "= None) -> Model"))
       .def(
           "save",
-          [](const Model& self, const Path& folder, const nb::kwargs& unknown) {
+          [](const Model& self, nb::handle folder, const nb::kwargs& unknown) {
             refuse_keywords(nb::type<Model>(), "save", unknown);
+            const std::string path = path_of("Model.save", "folder", folder);
             const WithoutGil without_gil;
-            self.save(folder.string());
+            self.save(path);
           },
           nb::arg("folder"), nb::arg("unknown"),
           nb::sig("def save(self, folder: str | os.PathLike) -> None"),
-          "Writes config.json and model.safetensors, float32.")
+          "Writes config.json and model.safetensors, float32; not into the folder of a training "
+          "run.")
       .def_prop_ro("vocab_size", [](const Model& self) { return self.config().vocab_size; })
       .def_prop_ro("parameter_count", &Model::parameter_count)
       .def_prop_ro("fingerprint", &Model::fingerprint,
@@ -489,10 +523,11 @@ void bind_models(nb::module_& module) {
           "The zero state.")
       .def(
           "load_state",
-          [](const Model& self, const Path& path, const nb::kwargs& unknown) {
+          [](const Model& self, nb::handle path, const nb::kwargs& unknown) {
             refuse_keywords(nb::type<Model>(), "load_state", unknown);
+            const std::string file = path_of("Model.load_state", "path", path);
             const WithoutGil without_gil;
-            return PyState{self.load_state(path.string())};
+            return PyState{self.load_state(file)};
           },
           nb::arg("path"), nb::arg("unknown"),
           nb::sig("def load_state(self, path: str | os.PathLike) -> State"),

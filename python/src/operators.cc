@@ -4,6 +4,7 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 
 #include "ouzel/error.h"
 #include "ouzel/feature_map.h"
+#include "python/src/arguments.h"
 #include "python/src/arrays.h"
 #include "python/src/context.h"
 #include "src/base/dense_tensor.h"
@@ -70,11 +72,7 @@ nb::list table() {
 
 // A value of Python as the text of an attribute. Throws what Python's conversion throws.
 std::string text_of(AttributeKind kind, nb::handle value) {
-  const auto integer = [](nb::handle x) {
-    const nb::object index = nb::steal(PyNumber_Index(x.ptr()));
-    if (!index.is_valid()) throw nb::python_error();
-    return nb::cast<std::string>(nb::str(index));
-  };
+  const auto integer = [](nb::handle x) { return nb::cast<std::string>(nb::str(index_of(x))); };
   switch (kind) {
     case AttributeKind::kText: {
       const nb::str text(value);
@@ -138,37 +136,10 @@ Attributes attributes_of(const OperatorInfo& info, const nb::tuple& values) {
                       info.outputs.front().gradient)
               .c_str());
     }
-    try {
-      map.emplace(attribute.name, text_of(attribute.kind, value));
-    } catch (nb::python_error& error) {
-      if (!error.matches(PyExc_Exception)) throw;  // an interrupt
-      nb::raise_from(error, PyExc_TypeError, "%s: %s was not given a value of type %s",
-                     info.name.c_str(), attribute.name.c_str(), name_of(attribute.kind));
-    }
+    map.emplace(attribute.name, converted(info.name, attribute.name, name_of(attribute.kind),
+                                          [&] { return text_of(attribute.kind, value); }));
   }
   return {info, map};
-}
-
-std::string type_of(nb::handle value) {
-  return nb::cast<std::string>(nb::str(value.type().attr("__name__")));
-}
-
-// A flag that is no attribute, of the values that attributes take.
-bool flag_of(const std::string& op, const char* name, nb::handle value) {
-  const std::string text = text_of(AttributeKind::kFlag, value);
-  if (text == "true" || text == "1") return true;
-  if (text == "false" || text == "0") return false;
-  throw nb::type_error(
-      fmt::format("{}: {} is of type {}, not bool", op, name, type_of(value)).c_str());
-}
-
-PyContext& context_of(const std::string& op, nb::handle given) {
-  PyContext* context = nullptr;
-  if (!given.is_none() && !nb::try_cast(given, context)) {
-    throw nb::type_error(
-        fmt::format("{}: context is of type {}, not ouzel.Context", op, type_of(given)).c_str());
-  }
-  return context_or_default(context);
 }
 
 // What a forward call saves for its backward call.
@@ -379,12 +350,16 @@ nb::dict vjp(std::size_t index, const nb::tuple& arrays, const nb::tuple& attrib
   return gradients;
 }
 
-nb::object draw_projection(std::uint64_t seed, std::int64_t rows, std::int64_t keys,
-                           const std::string& norms) {
+nb::object draw_projection(nb::handle given_seed, nb::handle given_rows, nb::handle given_keys,
+                           nb::handle given_norms) {
+  constexpr const char* kCall = "draw_orthogonal_projection";
+  const auto seed = whole_of<std::uint64_t>(kCall, "seed", given_seed);
+  const auto rows = whole_of<std::int64_t>(kCall, "rows", given_rows);
+  const auto keys = whole_of<std::int64_t>(kCall, "keys", given_keys);
+  const std::string norms = string_of(kCall, "norms", given_norms);
   if (norms != "chi" && norms != "sqrt") {
-    throw Error(
-        ErrorKind::kInvalidArgument,
-        fmt::format("draw_orthogonal_projection: norms '{}' is not one of chi, sqrt", norms));
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("{}: norms '{}' is not one of chi, sqrt", kCall, norms));
   }
   // Checked before there is memory.
   const bool empty = rows < 1 || keys < 1;
@@ -412,11 +387,16 @@ nb::dict dict_of(const MechanismCost& cost) {
   return dict;
 }
 
-nb::dict explain_law(const std::string& law, std::int64_t tokens, std::int64_t keys,
-                     std::int64_t values, std::int64_t heads) {
-  const OperatorInfo& info = find_operator(law);
-  const Explanation e =
-      explain(info, {.tokens = tokens, .keys = keys, .values = values, .heads = heads});
+nb::dict explain_law(nb::handle law, nb::handle tokens, nb::handle keys, nb::handle values,
+                     nb::handle heads) {
+  const auto size = [](const char* name, nb::handle value) {
+    return whole_of<std::int64_t>("explain", name, value);
+  };
+  const OperatorInfo& info = find_operator(string_of("explain", "law", law));
+  const Explanation e = explain(info, {.tokens = size("T", tokens),
+                                       .keys = size("K", keys),
+                                       .values = size("V", values),
+                                       .heads = size("H", heads)});
   nb::dict dict;
   dict["law"] = info.name;
   dict["formula"] = info.formula;
@@ -438,6 +418,7 @@ nb::dict explain_law(const std::string& law, std::int64_t tokens, std::int64_t k
 
 void bind_operators(nb::module_& module) {
   module.def("table", table);
+  module.def("meaning_of_letter", &meaning_of_letter);
   nb::class_<Saved>(module, "Saved").def(nb::init<>());
   module.def("outputs", outputs, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
              nb::arg().none(), nb::arg("saved") = nb::none());

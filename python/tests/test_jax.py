@@ -1,5 +1,7 @@
 """Arrays of JAX are taken through DLPack, and results are theirs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -38,5 +40,17 @@ def test_an_array_never_changes():
 
 def test_arrays_without_values_are_refused():
     q, k, v = triple()
-    with pytest.raises(jax.errors.ConcretizationTypeError, match="retention|__dlpack__"):
-        jax.jit(lambda q: ouzel.retention(q, k, v)[0])(q)
+    for transform in (jax.jit, jax.vmap, lambda f: jax.grad(lambda q: f(q).sum())):
+        with pytest.raises(jax.errors.ConcretizationTypeError, match="retention|__dlpack__"):
+            transform(lambda q: ouzel.retention(q, k, v)[0])(q)
+
+
+def test_the_example_of_the_page_works_as_pasted():
+    page = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+    example = page.read_text().split("## JAX")[1].split("```python\n")[1].split("```")[0]
+    space = {}
+    exec(compile(example, str(page), "exec"), space)
+    q, k, v = (space[name] for name in "qkv")
+    expected = ouzel.retention.vjp(q, k, v, do=jax.numpy.ones_like(v))
+    for got, name in zip(space["gradients"], ("dq", "dk", "dv"), strict=True):
+        assert np.array_equal(got, expected[name])

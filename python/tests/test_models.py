@@ -167,6 +167,70 @@ def test_forward_refuses(model):
         model.forward([1], ouzel.Model.random(CONFIG, seed=9).new_state())
 
 
+def test_arguments_of_another_type_are_named(model, tmp_path):
+    numbers = ("temperature", "top_p", "min_p", "repetition_penalty")
+    counts = ("tokens", "top_k", "repetition_window", "seed")
+    calls = [(lambda n=n, v=v: model.generate("a", **{n: v}), f"generate: {n} was not given a value of type {t}")
+             for names, t, wrong in ((numbers, "float", ("hot", [1.0], object())),
+                                     (counts, "int", ("3", 1.5, [1], object())))
+             for n in names for v in wrong]
+    calls += [
+        (lambda: model.generate("a", stop=3), "generate: stop was not given a value of type str or a sequence"),
+        (lambda: model.generate("a", stop=["a", b"b"]), "generate: stop was not given a value of type str"),
+        (lambda: model.generate("a", state=3), "generate: state is of type int, not ouzel.State"),
+        (lambda: model.generate("a", context=3), "generate: context is of type int, not ouzel.Context"),
+        (lambda: model.forward("a", context=3), "forward: context is of type int, not ouzel.Context"),
+        (lambda: model.forward("a", every_token="yes"), "forward: every_token is of type str, not bool"),
+        (lambda: model.save(3), "Model.save: folder was not given a value of type str or os.PathLike"),
+        (lambda: model.load_state(3), "Model.load_state: path was not given a value of type str"),
+        (lambda: model.new_state().save(3), "State.save: path was not given a value of type str"),
+        (lambda: ouzel.Model.load(3), "Model.load: folder was not given a value of type str"),
+        (lambda: ouzel.Model.load(tmp_path, context=3), "Model.load: context is of type int, not ouzel.Context"),
+        (lambda: ouzel.Model.random(CONFIG, seed="x"), "Model.random: seed was not given a value of type int"),
+        (lambda: ouzel.Context("two"), "Context: threads was not given a value of type int"),
+        (lambda: ouzel.Context(isa=2), "Context: isa was not given a value of type str"),
+        (lambda: ouzel.explain(3), "explain: law was not given a value of type str"),
+        (lambda: ouzel.explain("gla", T="long"), "explain: T was not given a value of type int"),
+        (lambda: ouzel.draw_orthogonal_projection("x", 2, 2),
+         "draw_orthogonal_projection: seed was not given a value of type int"),
+    ]  # fmt: skip
+    for call, sentence in calls:
+        with pytest.raises(TypeError, match=f"^{sentence}"):
+            call()
+    for given in ({"seed": -1}, {"seed": 2**64}, {"top_k": 2**63}, {"tokens": -(10**5000)}):
+        with pytest.raises(ouzel.InvalidArgumentError, match=f"generate: {next(iter(given))} is not within"):
+            model.generate("a", **given)
+    given = {"temperature": np.float32(1), "top_k": np.int64(3), "seed": True, "stop": ("x",)}
+    assert len("".join(model.generate("a", np.uint8(3), **given))) <= 3
+
+
+def test_a_configuration_that_is_a_name_gets_an_example_that_works():
+    with pytest.raises(TypeError, match="Model.random: config is of type str; a dict was expected") as error:
+        ouzel.Model.random("retnet")
+    sentence = str(error.value)
+    assert ouzel.Model.random(json.loads(sentence[sentence.index("{"):])).vocab_size == 256
+
+
+def test_a_call_without_tokens_has_no_last_one(model):
+    for tokens in ([], "", b"", (), np.zeros(0, np.int32), np.zeros((2, 0), np.int64)):
+        with pytest.raises(ouzel.InvalidArgumentError, match="forward: there are no tokens"):
+            model.forward(tokens)
+        every = model.forward(tokens, every_token=True)
+        assert every.shape[-2:] == (0, 256)
+
+
+def test_the_folder_of_a_training_run_is_not_saved_into(model, tmp_path):
+    """Resuming the run would put its own weights back."""
+    checkpoint = tmp_path / "training.safetensors"
+    checkpoint.write_bytes(b"of a run")
+    with pytest.raises(ouzel.InvalidArgumentError, match="holds a training run.*another folder, or remove that"):
+        model.save(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["training.safetensors"]
+    checkpoint.unlink()
+    model.save(tmp_path)
+    assert ouzel.Model.load(tmp_path).fingerprint == model.fingerprint
+
+
 def test_states_are_values(model, tmp_path):
     state = model.new_state()
     model.forward(b"abc", state)

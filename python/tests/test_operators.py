@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,22 @@ def test_every_row_of_the_table_is_a_function():
         gradients = {output.gradient for output in law.outputs if output.gradient}
         assert gradients <= set(inspect.signature(function.vjp).parameters)
         assert all(tensor.gradient in function.vjp.__doc__ for tensor in law.inputs)
+
+
+def test_help_explains_what_stands_in_it():
+    """Every letter of a shape once, and which gradients from above may be left out."""
+    for name, law in ouzel.laws().items():
+        function = getattr(ouzel, name)
+        for f in filter(None, (function, function.vjp, getattr(function, "step", None))):
+            arguments, sizes = f.__doc__.split("\nSizes:\n")
+            letters = set(re.findall(r"[A-Z]+", " ".join(re.findall(r": \[(.*?)\][,;]", arguments))))
+            explained = re.findall(r"^    ([A-Z]+): \w", sizes, re.MULTILINE)
+            assert letters and letters <= set(explained) and len(explained) == len(set(explained)), name
+        above = [output.gradient for output in law.outputs if output.gradient]
+        said = f"of {', '.join(above)} one or more must be given"
+        assert (said in function.vjp.__doc__) == (len(above) > 1)
+    assert "    HQ: query heads" in ouzel.gated_delta_rule.__doc__
+    assert "    do: [B, T, HO, V], float32, bfloat16 or float16; the gradient of o" in ouzel.retention.vjp.__doc__
 
 
 def test_functions_are_found_however_they_are_asked_for():
@@ -340,6 +357,8 @@ def test_explain():
     assert costs["state_bytes"] == 2 * 32 * 32 * 4
     assert costs["softmax_cache_bytes"] == 1024 * 2 * (32 + 32) * 4
     assert costs["costs"]["decode"]["bytes"] > 0
+    # The first length that is cheaper, as the program says it: 85.3 rounded up.
+    assert "prefill 86," in repr(ouzel.explain("retention", T=1000, K=32, V=64, H=2))
     with pytest.raises(ouzel.InvalidArgumentError):
         ouzel.explain("softmax_attention")
     with pytest.raises(ouzel.InvalidArgumentError, match="did you mean 'retention'"):

@@ -53,6 +53,8 @@ def test_unknown_models_are_left_alone_with_one_message():
     with pytest.warns(UserWarning, match="^GPT2LMHeadModel has no layer.*docs/transformers.md") as seen:
         handle = ouzel.transformers.accelerate(m)
     assert len(seen) == 1 and not handle.layers
+    with pytest.raises(TypeError, match="accelerate: context is of type int, not ouzel.Context"):
+        ouzel.transformers.accelerate(torch.nn.Linear(2, 2), context=3)
     with pytest.raises(TypeError, match="model is of type str"):
         ouzel.transformers.accelerate("gpt2")
 

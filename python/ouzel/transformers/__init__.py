@@ -16,6 +16,7 @@ import inspect
 import types
 import warnings
 
+from .. import Context
 from .._extras import require
 
 require(__name__, "torch", "transformers>=5")
@@ -80,6 +81,8 @@ def accelerate(model, *, context=None):
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"accelerate: model is of type {type(model).__name__}; a torch.nn.Module was expected")
+    if not isinstance(context, Context | None):
+        raise TypeError(f"accelerate: context is of type {type(context).__name__}, not ouzel.Context")
     methods, replaced, left, done = {}, [], {}, set()
     for module in model.modules():
         kind = type(module)
