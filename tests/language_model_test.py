@@ -629,6 +629,9 @@ class Train(ModelTest):
         self.assert_fails(run(*self.train(out, "--iterations", 30)), 1,
                           "train it on (--resume, more iterations)")
         shutil.copytree(out, whole)
+        # Not by accident: without a number it is that of the run.
+        again = run(*self.train(out, "--resume"))
+        self.assertEqual((again.returncode, self.results(out)), (0, self.results(whole)), again.stderr)
         process = run(*self.train(out, "--iterations", 30, "--resume"))
         said = process.stderr.decode()
         self.assertEqual(process.returncode, 0, said)

@@ -32,7 +32,7 @@ struct Options {
   std::optional<std::string> model_type, config;
   std::optional<std::int64_t> layers, dim, heads;
   TrainOptions train;
-  bool dry_run = false;
+  bool dry_run = false, iterations_given = false;
   CommonOptions common;
   std::string command;  // that started this run
 };
@@ -259,6 +259,8 @@ int run(Options options) {
   }
   refuse_to_change_config(options);
   Context context = options.common.context();
+  const RunLength before = train.resume ? length_of_run(train.out) : RunLength();
+  if (before.asked != 0 && !options.iterations_given) train.iterations = before.asked;
   as_usage([&] { check_options(train, flag_of); });
   const TrainPlan plan = plan_training(context, train);
   if (options.dry_run) {
@@ -270,7 +272,6 @@ int run(Options options) {
     return 0;
   }
   refuse_used(train, "--resume", "--overwrite");
-  const RunLength before = train.resume ? length_of_run(train.out) : RunLength();
   TrainResult result;
   try {
     Progress progress(options.common.quiet);
@@ -368,8 +369,8 @@ Action declare(CLI::App& parser) {
       "--resume", t.resume,
       "Go on from the checkpoint in --out, if there is one, bit for bit as if the run "
       "had not stopped; the other options must be those of its start, but --iterations may be "
-      "more: the learning rate then goes on as in a run of that length, and the model differs from "
-      "that of such a run from its start");
+      "left out, or be more: the iterations that are left then have the learning rates of a run of "
+      "that length, and the model differs from that of such a run from its start");
   parser.add_flag(
       "--overwrite", t.overwrite,
       "Replace what a run has left in --out; without it a folder with a model is refused");
@@ -379,6 +380,7 @@ Action declare(CLI::App& parser) {
   o->common.declare_json(parser);
   return [o, &parser] {
     o->command = command_line(parser);
+    o->iterations_given = parser.count("--iterations") != 0;
     return run(*o);
   };
 }
