@@ -156,7 +156,7 @@ void bind_context(nb::module_& module) {
             new (self) PyContext(whole_of<int>("Context", "threads", threads),
                                  optional_of(string_of, "Context", "isa", isa));
           },
-          nb::arg("threads") = 0, nb::arg("isa").none() = nb::none(), nb::arg("unknown"),
+          nb::arg("threads").none() = 0, nb::arg("isa").none() = nb::none(), nb::arg("unknown"),
           nb::sig("def __init__(self, threads: int = 0, isa: str | None = None) -> None"),
           "threads: 0 for OUZEL_THREADS or all that are free. isa: 'avx512', 'avx2', 'portable' "
           "or None\nfor OUZEL_ISA or the best.")

@@ -392,7 +392,7 @@ void bind_state(nb::module_& module) {
             const WithoutGil without_gil;
             self.state.save(file);
           },
-          nb::arg("path"), nb::arg("unknown"),
+          nb::arg("path").none(), nb::arg("unknown"),
           nb::sig("def save(self, path: str | os.PathLike) -> None"),
           "Writes one file, whole or not at all.")
       .def(
@@ -462,7 +462,7 @@ void bind_models(nb::module_& module) {
             warn_of(model->config());
             return *std::move(model);
           },
-          nb::arg("folder"), nb::kw_only(), nb::arg("context").none() = nb::none(),
+          nb::arg("folder").none(), nb::kw_only(), nb::arg("context").none() = nb::none(),
           nb::arg("unknown"),
           "Reads FOLDER/config.json and its safetensors. Warns of keys that look misspelt.",
           nb::sig(
@@ -491,7 +491,7 @@ void bind_models(nb::module_& module) {
             });
             return *std::move(model);
           },
-          nb::arg("config"), nb::arg("seed") = 1, nb::kw_only(),
+          nb::arg("config").none(), nb::arg("seed").none() = 1, nb::kw_only(),
           nb::arg("context").none() = nb::none(), nb::arg("unknown"),
           "Random weights, from the seed alone. config: a dict, as config.json has it.",
           nb::sig("def random(config: dict[str, object], seed: int = 1, *, context: Context | None "
@@ -504,7 +504,7 @@ void bind_models(nb::module_& module) {
             const WithoutGil without_gil;
             self.save(path);
           },
-          nb::arg("folder"), nb::arg("unknown"),
+          nb::arg("folder").none(), nb::arg("unknown"),
           nb::sig("def save(self, folder: str | os.PathLike) -> None"),
           "Writes config.json and model.safetensors, float32; not into the folder of a training "
           "run.")
@@ -529,12 +529,13 @@ void bind_models(nb::module_& module) {
             const WithoutGil without_gil;
             return PyState{self.load_state(file)};
           },
-          nb::arg("path"), nb::arg("unknown"),
+          nb::arg("path").none(), nb::arg("unknown"),
           nb::sig("def load_state(self, path: str | os.PathLike) -> State"),
           "Reads what State.save wrote. Raises ouzel.BadFileError if it is another model's.")
       .def("forward", forward, nb::arg("tokens").none() = nb::none(),
-           nb::arg("state").none() = nb::none(), nb::kw_only(), nb::arg("every_token") = false,
-           nb::arg("context").none() = nb::none(), nb::arg("unknown"),
+           nb::arg("state").none() = nb::none(), nb::kw_only(),
+           nb::arg("every_token").none() = false, nb::arg("context").none() = nb::none(),
+           nb::arg("unknown"),
            "Processes tokens and returns logits, float32.\n\n"
            "tokens: integers [T] or [B, T], or a text whose bytes they are. state: a State (of "
            "[B, T]: a sequence of\nB), which is advanced; None: from zero, and nothing is kept. "
@@ -544,7 +545,7 @@ void bind_models(nb::module_& module) {
                    "collections.abc.Sequence[State] | None = "
                    "None, *, every_token: bool = False, context: Context | None = None) -> "
                    "typing.Any"))
-      .def("generate", generate, nb::rv_policy::take_ownership, nb::arg("prompt") = "",
+      .def("generate", generate, nb::rv_policy::take_ownership, nb::arg("prompt").none() = "",
            nb::arg("tokens").none() = nb::none(), nb::kw_only(),
            nb::arg("state").none() = nb::none(), nb::arg("temperature").none() = nb::none(),
            nb::arg("top_k").none() = nb::none(), nb::arg("top_p").none() = nb::none(),

@@ -429,14 +429,14 @@ void bind_operators(nb::module_& module) {
   module.def("vjp", vjp, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
              nb::arg("wanted") = nb::none(), nb::arg("saved") = nb::none());
   module.def(
-      "draw_orthogonal_projection", draw_projection, nb::arg("seed"), nb::arg("rows"),
-      nb::arg("keys"), nb::arg("norms") = "chi",
+      "draw_orthogonal_projection", draw_projection, nb::arg("seed").none(), nb::arg("rows").none(),
+      nb::arg("keys").none(), nb::arg("norms").none() = "chi",
       "The random projection of FAVOR+, W of the feature maps favor_...: float32 [rows, keys], "
       "Gaussian\nrows, orthogonal to each other within blocks of `keys`, of the lengths of "
       "Gaussian rows (norms\n'chi': unbiased) or all keys^0.5 ('sqrt'). The same numbers for "
       "the same seed, anywhere.");
-  module.def("explain", explain_law, nb::arg("law"), nb::arg("T"), nb::arg("K"), nb::arg("V"),
-             nb::arg("H"));
+  module.def("explain", explain_law, nb::arg("law").none(), nb::arg("T").none(),
+             nb::arg("K").none(), nb::arg("V").none(), nb::arg("H").none());
 }
 
 }  // namespace ouzel::python

@@ -194,6 +194,21 @@ def test_arguments_of_another_type_are_named(model, tmp_path):
         (lambda: ouzel.draw_orthogonal_projection("x", 2, 2),
          "draw_orthogonal_projection: seed was not given a value of type int"),
     ]  # fmt: skip
+    calls += [
+        (lambda: model.generate(None), "generate: the prompt must be str or bytes"),
+        (lambda: model.forward("a", every_token=None), "forward: every_token is of type NoneType, not bool"),
+        (lambda: model.save(None), "Model.save: folder was not given a value of type str or os.PathLike"),
+        (lambda: ouzel.Model.load(None), "Model.load: folder was not given a value of type str"),
+        (lambda: ouzel.Model.random(None), "Model.random: config is of type NoneType; a dict was expected"),
+        (lambda: ouzel.Model.random(CONFIG, None), "Model.random: seed was not given a value of type int"),
+        (lambda: model.load_state(None), "Model.load_state: path was not given a value of type str"),
+        (lambda: model.new_state().save(None), "State.save: path was not given a value of type str"),
+        (lambda: ouzel.Context(None), "Context: threads was not given a value of type int"),
+        (lambda: ouzel.explain(None), "explain: law was not given a value of type str"),
+        (lambda: ouzel.explain("gla", None), "explain: T was not given a value of type int"),
+        (lambda: ouzel.draw_orthogonal_projection(1, None, 2),
+         "draw_orthogonal_projection: rows was not given a value of type int"),
+    ]  # fmt: skip
     for call, sentence in calls:
         with pytest.raises(TypeError, match=f"^{sentence}"):
             call()
