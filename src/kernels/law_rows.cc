@@ -22,7 +22,7 @@ constexpr int64_t kRowsAhead = 8;
 template <class Element>
 HWY_INLINE void LoadRowsOf(const LoadRowsArgs& a) {
   const hn::ScalableTag<float> d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  constexpr int64_t kLanes = HWY_LANES(float);
   const auto factor = hn::Set(d, a.factor);
   const auto* from = static_cast<const Element*>(a.from);
   for (int64_t r = 0; r < a.rows; ++r) {
@@ -38,25 +38,30 @@ HWY_INLINE void LoadRowsOf(const LoadRowsArgs& a) {
       continue;
     }
     int64_t i = 0;
-    for (; i < a.size; i += lanes) {
+    for (; i + kLanes <= a.size; i += kLanes) {
+      __builtin_prefetch(ahead + i);
+      hn::StoreU(hn::Mul(factor, LoadFirst(d, x + i, kLanes)), d, to + i);
+    }
+    if (i < a.size) {
       __builtin_prefetch(ahead + i);
       hn::StoreU(hn::Mul(factor, LoadFirst(d, x + i, a.size - i)), d, to + i);
+      i += kLanes;
     }
-    for (; i < a.pitch; i += lanes) hn::StoreU(hn::Zero(d), d, to + i);
+    for (; i < a.pitch; i += kLanes) hn::StoreU(hn::Zero(d), d, to + i);
   }
 }
 
 template <class Element>
 HWY_INLINE void StoreRowsOf(const StoreRowsArgs& a) {
   const hn::ScalableTag<float> d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  constexpr int64_t kLanes = HWY_LANES(float);
   const auto factor = hn::Set(d, a.factor);
   for (int64_t r = 0; r < a.rows; ++r) {
     const float* x = a.from + r * a.every * a.pitch;
     Element* to = static_cast<Element*>(a.to) + r * a.stride;
     if constexpr (sizeof(Element) == sizeof(float)) {
       if (a.stream) {
-        for (int64_t i = 0; i < a.size; i += lanes) {
+        for (int64_t i = 0; i < a.size; i += kLanes) {
           hn::Stream(hn::Mul(factor, hn::LoadU(d, x + i)), d, to + i);
         }
         continue;
@@ -64,12 +69,15 @@ HWY_INLINE void StoreRowsOf(const StoreRowsArgs& a) {
     }
     const Element* ahead =
         static_cast<Element*>(a.to) + HWY_MIN(r + kRowsAhead, a.rows - 1) * a.stride;
-    for (int64_t i = 0; i < a.size; i += lanes) {
+    const auto store = [&](int64_t i, int64_t count) HWY_ATTR {
       __builtin_prefetch(ahead + i, 1);
-      auto y = hn::Mul(factor, load_first(d, x + i, a.size - i));
-      if (a.add) y = hn::Add(LoadFirst(d, to + i, a.size - i), y);
-      StoreFirst(d, y, to + i, a.size - i);
-    }
+      auto y = hn::Mul(factor, load_first(d, x + i, count));
+      if (a.add) y = hn::Add(LoadFirst(d, to + i, count), y);
+      StoreFirst(d, y, to + i, count);
+    };
+    int64_t i = 0;
+    for (; i + kLanes <= a.size; i += kLanes) store(i, kLanes);
+    if (i < a.size) store(i, a.size - i);
   }
 }
 

@@ -162,25 +162,36 @@ void GateGrads(const GateArgs& a) {
   const bool read_before = a.before && a.e == nullptr, erase_before = a.before && a.e != nullptr;
   const std::int64_t tokens = a.rows / a.every;
   for (std::int64_t i = 0; i < a.keys; i += kLanes) {
-    V sum = hn::Zero(d);
-    const auto product = [&](const float* x, const float* dx, std::int64_t row) HWY_ATTR {
-      return hn::Mul(hn::Load(d, x + row * a.pitch + i), hn::Load(d, dx + row * a.pitch + i));
+    const auto product = [&](const float* x, const float* dx, std::int64_t at) HWY_ATTR {
+      return hn::Mul(hn::Load(d, x + at), hn::Load(d, dx + at));
     };
-    for (std::int64_t t = a.rows - 1; t >= 0; --t) {
-      if (t + 1 == a.rows || (t + 1) % kGateBlock == 0) {
-        sum = hn::Load(d, a.sums + t / kGateBlock * a.pitch + i);
+    // Where the queries' token stands, and how many rows from here it has its own: divisions would
+    // take longer.
+    std::int64_t query = tokens * a.pitch + i, until = 1;
+    std::int64_t left = (a.rows - 1) % kGateBlock + 1;  // of the block
+    const float* block = a.sums + (a.rows - 1) / kGateBlock * a.pitch + i;
+    V sum = hn::Load(d, block);
+    for (std::int64_t at = (a.rows - 1) * a.pitch + i; at >= 0; at -= a.pitch) {
+      if (left-- == 0) {
+        left = kGateBlock - 1;
+        block -= a.pitch;
+        sum = hn::Load(d, block);
       }
       V read = hn::Zero(d);
-      for (std::int64_t n = 0; (t + 1) % a.every == 0 && n < a.queries; ++n) {
-        read = hn::Add(read, product(a.q, a.dq, n * tokens + t / a.every));
+      if (--until == 0) {
+        until = a.every;
+        query -= a.pitch;
+        for (std::int64_t n = 0, x = query; n < a.queries; ++n, x += tokens * a.pitch) {
+          read = hn::Add(read, product(a.q, a.dq, x));
+        }
       }
       V change = read_before ? hn::Zero(d) : read;
-      change = hn::Sub(change, product(a.k, a.dk, t));
-      if (a.b != nullptr) change = hn::Sub(change, product(a.b, a.db, t));
-      V erased = a.e == nullptr ? hn::Zero(d) : product(a.e, a.de, t);
+      change = hn::Sub(change, product(a.k, a.dk, at));
+      if (a.b != nullptr) change = hn::Sub(change, product(a.b, a.db, at));
+      V erased = a.e == nullptr ? hn::Zero(d) : product(a.e, a.de, at);
       if (!erase_before) change = hn::Add(change, erased);
       sum = hn::Add(sum, change);
-      hn::Store(sum, d, a.dg + t * a.pitch + i);
+      hn::Store(sum, d, a.dg + at);
       if (erase_before) sum = hn::Add(sum, erased);
       if (read_before) sum = hn::Add(sum, read);
     }

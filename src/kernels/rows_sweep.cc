@@ -38,39 +38,39 @@ template <class Kind, int kN, int kM>
 HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
   const D d;
   const Place p = job.place;
-  const bool first = p.value == 0;
   Tile<kN, kM> s;
   load(d, a.state + p.state(a), a.keys, s);
   const std::int64_t rows = a.rows, key_pitch = a.key_pitch, value_pitch = a.value_pitch;
   const float *k = a.k + p.key, *b = at_or_null(a.b, p.key);
   const float *w = a.write + p.value, *upstream = a.output_grad + p.value;
   const float *r = at_or_null(a.read, p.value), *dr = at_or_null(a.read_grad, p.value);
-  const Sums dq(a.dq, p.key, first), de(a.de, p.key, first);
+  float *dq = a.dq + p.key, *de = at_or_null(a.de, p.key);
   const bool many = a.queries > 1;
   const auto read_queries = [&](std::int64_t x, std::int64_t v) HWY_ATTR {
-    read(d, s, upstream + v, dq, x);
+    read(d, s, upstream + v, dq + x);
     for (std::int64_t n = 1; HWY_UNLIKELY(many) && n < a.queries; ++n) {
-      read(d, s, upstream + n * rows * value_pitch + v,
-           Sums(a.dq, n * rows * key_pitch + p.key, first), x);
+      read(d, s, upstream + n * rows * value_pitch + v, dq + n * rows * key_pitch + x);
     }
   };
   float* kept = at_or_null(a.states, p.state(a));
   const float* near = job.next.first;
   // x and v: where row t of keys and of values begins.
-  for (std::int64_t t = 0, x = 0, v = 0; t < rows; ++t, x += key_pitch, v += value_pitch) {
-    __builtin_prefetch(near, 0, 2);
-    near += job.next.stride;
-    if constexpr (Kind::kReadBefore) read_queries(x, v);
-    if constexpr (Kind::kEraseBefore) read(d, s, dr + v, de, x);
-    if constexpr (Kind::kDirect) decay_row(d, s, job.decay, t);
-    if constexpr (Kind::kErases && !Kind::kEraseBefore) read(d, s, dr + v, de, x);
-    write(d, s, k + x, w + v);
-    if constexpr (Kind::kGeneral) write(d, s, b + x, r + v);
-    if constexpr (!Kind::kReadBefore) read_queries(x, v);
-    if (HWY_UNLIKELY((t + 1) % Kind::kBlock == 0) && kept != nullptr && t + 1 < rows) {
-      store(d, s, kept, a.keys);
-      kept += a.keys * a.values;
+  for (std::int64_t t = 0, x = 0, v = 0; t < rows;) {
+    const std::int64_t end = kept == nullptr ? rows : std::min(rows, t + Kind::kBlock);
+    for (; t < end; ++t, x += key_pitch, v += value_pitch) {
+      __builtin_prefetch(near, 0, 2);
+      near += job.next.stride;
+      if constexpr (Kind::kReadBefore) read_queries(x, v);
+      if constexpr (Kind::kEraseBefore) read(d, s, dr + v, de + x);
+      if constexpr (Kind::kDirect) decay_row(d, s, job.decay, t);
+      if constexpr (Kind::kErases && !Kind::kEraseBefore) read(d, s, dr + v, de + x);
+      write(d, s, k + x, w + v);
+      if constexpr (Kind::kGeneral) write(d, s, b + x, r + v);
+      if constexpr (!Kind::kReadBefore) read_queries(x, v);
     }
+    if (t == rows) break;
+    store(d, s, kept, a.keys);
+    kept += a.keys * a.values;
   }
 }
 
@@ -101,16 +101,15 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
   const D d;
   const Place p = job.place;
   const TileDecay& decay = job.decay;
-  const bool first = p.value == 0;
   Tile<kN, kM> g;
   load(d, (end == a.rows ? a.grad : a.grad_out) + p.state(a), a.keys, g);
   const std::int64_t rows = a.rows, key_pitch = a.key_pitch, value_pitch = a.value_pitch;
   const float *q = a.q + p.key, *k = a.k + p.key, *e = at_or_null(a.e, p.key);
   const float *w = a.write + p.value, *upstream = a.output_grad + p.value;
   const float *r = at_or_null(a.read, p.value), *dr = at_or_null(a.read_grad, p.value);
-  const Sums dk(a.dk, p.key, first), db(a.db, p.key, first), dg(a.dg, p.key, first);
-  const Sums sums(a.gate_sums, p.key, first);
-  const Sums dv(a.dv, p.value, p.key == 0), dgv(a.dgv, p.value, p.key == 0);
+  float *dk = a.dk + p.key, *db = at_or_null(a.db, p.key), *dg = at_or_null(a.dg, p.key);
+  float* sums = at_or_null(a.gate_sums, p.key);
+  float *dv = at_or_null(a.dv, p.value), *dgv = at_or_null(a.dgv, p.value);
   const bool many = a.queries > 1, sums_gates = !Kind::kDirect && a.gate_sums != nullptr;
   const auto write_queries = [&](std::int64_t x, std::int64_t v) HWY_ATTR {
     write(d, g, q + x, upstream + v);
@@ -120,40 +119,46 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
   };
   if (end == rows) {
     if (sums_gates) {
-      read_products(d, g, a.state_end + p.state(a), a.keys, sums,
-                    (rows - 1) / kGateBlock * key_pitch);
+      read_products(d, g, a.state_end + p.state(a), a.keys,
+                    sums + (rows - 1) / kGateBlock * key_pitch);
     }
     if (decay.lambda != nullptr) multiply_keys(d, g, decay.lambda);
   }
   const float* near = job.next.first + begin * job.next.stride;
   const float* before = at_or_null(a.history, (end - begin) * kHistoryTile);
   std::int64_t x = end * key_pitch, v = end * value_pitch;
-  for (std::int64_t t = end - 1; t >= begin; --t) {
-    x -= key_pitch, v -= value_pitch;
-    __builtin_prefetch(near, 0, 2);
-    near += job.next.stride;
-    if (sums_gates && HWY_UNLIKELY((t + 1) % Kind::kBlock == 0) && t + 1 < rows) {
-      const std::int64_t block = t / kGateBlock;
-      const float* s = a.states + block * a.keys * a.values + p.state(a);
-      read_products(d, g, s, a.keys, sums, block * key_pitch);
+  for (std::int64_t t = end; t > begin;) {
+    std::int64_t stop = begin;
+    if (sums_gates) {
+      const std::int64_t block = (t - 1) / kGateBlock;
+      stop = std::max(begin, block * kGateBlock);
+      if (t < rows) {
+        const float* s = a.states + block * a.keys * a.values + p.state(a);
+        read_products(d, g, s, a.keys, sums + block * key_pitch);
+      }
     }
-    if constexpr (!Kind::kReadBefore) write_queries(x, v);
-    read(d, g, w + v, dk, x);
-    if constexpr (Kind::kGeneral) read(d, g, r + v, db, x);
-    if constexpr (!Kind::kErases) read_keys(d, g, k + x, 0, dv, v);
-    if constexpr (Kind::kErases && !Kind::kEraseBefore) write(d, g, e + x, dr + v);
-    if constexpr (Kind::kDirect) {
-      before -= kHistoryTile;
-      // What a factor of 0 drops adds nothing, even of NaN.
-      const float *keys = decay.keys_at(t), *values = decay.values_at(t);
-      if (keys != nullptr) drop_keys(d, g, keys);
-      if (values != nullptr) drop_values(d, g, values);
-      read_products(d, g, before, kM * kLanes, dg, x);
-      if (values != nullptr) read_keys(d, g, before, kM * kLanes, dgv, v);
-      decay_row(d, g, decay, t);
+    while (t > stop) {
+      --t, x -= key_pitch, v -= value_pitch;
+      __builtin_prefetch(near, 0, 2);
+      near += job.next.stride;
+      if constexpr (!Kind::kReadBefore) write_queries(x, v);
+      read(d, g, w + v, dk + x);
+      if constexpr (Kind::kGeneral) read(d, g, r + v, db + x);
+      if constexpr (!Kind::kErases) read_keys(d, g, k + x, 0, dv + v);
+      if constexpr (Kind::kErases && !Kind::kEraseBefore) write(d, g, e + x, dr + v);
+      if constexpr (Kind::kDirect) {
+        before -= kHistoryTile;
+        // What a factor of 0 drops adds nothing, even of NaN.
+        const float *keys = decay.keys_at(t), *values = decay.values_at(t);
+        if (keys != nullptr) drop_keys(d, g, keys);
+        if (values != nullptr) drop_values(d, g, values);
+        read_products(d, g, before, kM * kLanes, dg + x);
+        if (values != nullptr) read_keys(d, g, before, kM * kLanes, dgv + v);
+        decay_row(d, g, decay, t);
+      }
+      if constexpr (Kind::kEraseBefore) write(d, g, e + x, dr + v);
+      if constexpr (Kind::kReadBefore) write_queries(x, v);
     }
-    if constexpr (Kind::kEraseBefore) write(d, g, e + x, dr + v);
-    if constexpr (Kind::kReadBefore) write_queries(x, v);
   }
   store(d, g, a.grad_out + p.state(a), a.keys);
 }
@@ -209,6 +214,7 @@ void sweep(const SweepArgs& a) {
 }  // namespace
 
 void BackwardSweep(const SweepArgs& a) {
+  zero_sums(a, (a.rows + kGateBlock - 1) / kGateBlock);
   if (a.e == nullptr) {
     sweep<Erase::kNone>(a);
   } else if (a.b == nullptr) {

@@ -34,14 +34,13 @@ template <Erase kErase, int kKeys>
 HWY_NOINLINE void sweep_state(const BlockSweepArgs& a, const TileJob& job) {
   const D d;
   const Place p = job.place;
-  const bool first = p.value == 0;
   Tile<kValues, kVectors> s;
   load(d, a.state + p.state(a), a.keys, s);
   const std::int64_t rows = a.rows, x = a.key_pitch, v = a.value_pitch;
   const float *k = a.k + p.key, *b = at_or_null(a.b, p.key), *factor = a.factor + p.key;
   const float *w = a.write + p.value, *upstream = a.output_grad + p.value;
   const float *r = at_or_null(a.read, p.value), *dr = at_or_null(a.read_grad, p.value);
-  const Sums dq(a.dq, p.key, first), de(a.de, p.key, first);
+  float *dq = a.dq + p.key, *de = at_or_null(a.de, p.key);
   const float* near = job.next.first;
   float* kept = state_of<kKeys>(a, p, 0);
   for (std::int64_t begin = 0, end; begin < rows; begin = end, kept += kKeptValues * kKeys) {
@@ -49,11 +48,11 @@ HWY_NOINLINE void sweep_state(const BlockSweepArgs& a, const TileJob& job) {
     store(d, s, kept, kKeys);
     for (std::int64_t t = begin; t < end; ++t, near += job.next.stride) {
       __builtin_prefetch(near, 0, 2);
-      read(d, s, upstream + t * v, dq, t * x);
+      read(d, s, upstream + t * v, dq + t * x);
       for (std::int64_t n = 1; n < a.queries; ++n) {
-        read(d, s, upstream + (n * rows + t) * v, Sums(a.dq, n * rows * x + p.key, first), t * x);
+        read(d, s, upstream + (n * rows + t) * v, dq + (n * rows + t) * x);
       }
-      if constexpr (kErase != Erase::kNone) read(d, s, dr + t * v, de, t * x);
+      if constexpr (kErase != Erase::kNone) read(d, s, dr + t * v, de + t * x);
     }
     multiply_keys(d, s, factor + begin * x);
     for (std::int64_t t = begin; t < end; ++t) {
@@ -69,7 +68,6 @@ HWY_NOINLINE void sweep_grad(const BlockSweepArgs& a, const TileJob& job, std::i
                              std::int64_t to) {
   const D d;
   const Place p = job.place;
-  const bool first = p.value == 0;
   constexpr std::int64_t kKeys = kM * kLanes;
   Tile<kN, kM> g;
   const std::int64_t rows = a.rows, x = a.key_pitch, v = a.value_pitch;
@@ -78,19 +76,19 @@ HWY_NOINLINE void sweep_grad(const BlockSweepArgs& a, const TileJob& job, std::i
   const float* factor = a.factor + p.key;
   const float *w = a.write + p.value, *upstream = a.output_grad + p.value;
   const float *r = at_or_null(a.read, p.value), *dr = at_or_null(a.read_grad, p.value);
-  const Sums dk(a.dk, p.key, first), db(a.db, p.key, first), sums(a.gate_sums, p.key, first);
-  const Sums dv(a.dv, p.value, p.key == 0);
+  float *dk = a.dk + p.key, *db = at_or_null(a.db, p.key), *sums = a.gate_sums + p.key;
+  float* dv = at_or_null(a.dv, p.value);
   const float* near = job.next.first + from * job.next.stride;
   const float* before = state_of<kKeys>(a, p, blocks_before(rows, to));
   for (std::int64_t end = to, begin; end > from; end = begin) {
     begin = block_begin(rows, true, end);
     before -= kKeptValues * kKeys;
-    read_products(d, g, before, kKeys, sums, begin * x);
+    read_products(d, g, before, kKeys, sums + begin * x);
     for (std::int64_t t = begin; t < end; ++t, near += job.next.stride) {
       __builtin_prefetch(near, 0, 2);
-      read(d, g, w + t * v, dk, t * x);
-      if constexpr (kErase == Erase::kGeneral) read(d, g, r + t * v, db, t * x);
-      if constexpr (kErase == Erase::kNone) read_keys(d, g, k + t * x, 0, dv, t * v);
+      read(d, g, w + t * v, dk + t * x);
+      if constexpr (kErase == Erase::kGeneral) read(d, g, r + t * v, db + t * x);
+      if constexpr (kErase == Erase::kNone) read_keys(d, g, k + t * x, 0, dv + t * v);
     }
     multiply_keys(d, g, factor + begin * x);
     for (std::int64_t t = begin; t < end; ++t) {
@@ -140,6 +138,7 @@ void sweep(const BlockSweepArgs& a) {
 }  // namespace
 
 void BlockSweep(const BlockSweepArgs& a) {
+  zero_sums(a, a.rows);
   if (a.b != nullptr) {
     sweep<Erase::kGeneral, kValues, kVectors>(a);
   } else if (a.e != nullptr) {

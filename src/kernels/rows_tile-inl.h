@@ -80,33 +80,27 @@ HWY_INLINE T* at_or_null(T* x, std::int64_t at) {
   return x == nullptr ? nullptr : x + at;
 }
 
-alignas(64) constexpr float kZeros[kTileKeys] = {};
-
-// Sums in rows to which all tiles of a column (or line) of tiles add, the first of them to zeros.
-struct Sums {
-  const float* from;
-  float* to;
-  std::int64_t mask;
-
-  Sums(float* sums, std::int64_t at, bool first)
-      : from(first ? kZeros : at_or_null(sums, at)),
-        to(at_or_null(sums, at)),
-        mask(first ? 0 : -1) {}
-  // Those of the row that begins at `row`.
-  HWY_INLINE const float* before(std::int64_t row) const { return from + (row & mask); }
-};
+// All tiles of a column (or line) of tiles add to the sums of rows: zeros at first. `gate_rows`: of
+// gate_sums.
+inline void zero_sums(const SweepArgs& a, std::int64_t gate_rows) {
+  const auto zero = [](float* sums, std::int64_t count) {
+    if (sums != nullptr) std::fill_n(sums, count, 0.0f);
+  };
+  zero(a.dq, a.queries * a.rows * a.key_pitch);
+  for (float* sums : {a.dk, a.de, a.db, a.dg}) zero(sums, a.rows * a.key_pitch);
+  for (float* sums : {a.dv, a.dgv}) zero(sums, a.rows * a.value_pitch);
+  zero(a.gate_sums, gate_rows * a.key_pitch);
+}
 
 // The sums of a row += a * S over values, where a(i, j) is what vector j of value i is multiplied
 // by. Of many values even and odd ones go apart: one chain of sums would be waited for.
 template <int kN, int kM, class Factor>
-HWY_INLINE void add_values(D d, const Tile<kN, kM>& s, const Sums& sums, std::int64_t row,
-                           Factor a) {
+HWY_INLINE void add_values(D d, const Tile<kN, kM>& s, float* sums, Factor a) {
   constexpr int kChains = kN > 4 ? 2 : 1;
   V sum[kChains][kM];
-  const float* before = sums.before(row);
   OUZEL_UNROLL
   for (int j = 0; j < kM; ++j) {
-    sum[0][j] = hn::MulAdd(s[0][j], a(0, j), hn::Load(d, before + j * kLanes));
+    sum[0][j] = hn::MulAdd(s[0][j], a(0, j), hn::Load(d, sums + j * kLanes));
     if constexpr (kChains == 2) sum[1][j] = hn::Mul(s[1][j], a(1, j));
   }
   OUZEL_UNROLL
@@ -119,29 +113,28 @@ HWY_INLINE void add_values(D d, const Tile<kN, kM>& s, const Sums& sums, std::in
   OUZEL_UNROLL
   for (int j = 0; j < kM; ++j) {
     if constexpr (kChains == 2) sum[0][j] = hn::Add(sum[0][j], sum[1][j]);
-    hn::Store(sum[0][j], d, sums.to + row + j * kLanes);
+    hn::Store(sum[0][j], d, sums + j * kLanes);
   }
 }
 
 // The sums of a row += S a.
 template <int kN, int kM>
-HWY_INLINE void read(D d, const Tile<kN, kM>& s, const float* a, const Sums& sums,
-                     std::int64_t row) {
-  add_values(d, s, sums, row, [&](int i, int) HWY_ATTR { return hn::Set(d, a[i]); });
+HWY_INLINE void read(D d, const Tile<kN, kM>& s, const float* a, float* sums) {
+  add_values(d, s, sums, [&](int i, int) HWY_ATTR { return hn::Set(d, a[i]); });
 }
 
 // The sums of a row += the sums over values of S * other, a tile in memory.
 template <int kN, int kM>
 HWY_INLINE void read_products(D d, const Tile<kN, kM>& s, const float* other, std::int64_t pitch,
-                              const Sums& sums, std::int64_t row) {
-  add_values(d, s, sums, row,
+                              float* sums) {
+  add_values(d, s, sums,
              [&](int i, int j) HWY_ATTR { return hn::Load(d, other + i * pitch + j * kLanes); });
 }
 
 // The sums of a row, a number for each value, += S^T x; `pitch`: between the rows of x for values.
 template <int kN, int kM>
 HWY_INLINE void read_keys(D d, const Tile<kN, kM>& s, const float* x, std::int64_t pitch,
-                          const Sums& sums, std::int64_t row) {
+                          float* sums) {
   V sum[kN];
   OUZEL_UNROLL
   for (int i = 0; i < kN; ++i) {
@@ -153,7 +146,7 @@ HWY_INLINE void read_keys(D d, const Tile<kN, kM>& s, const float* x, std::int64
   }
   OUZEL_UNROLL
   for (int i = 0; i < kN; i += 4) {
-    add_lanes(d, sum + i, sums.before(row) + i, sums.to + row + i);
+    add_lanes(d, sum + i, sums + i, sums + i);
   }
 }
 
