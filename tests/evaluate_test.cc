@@ -99,7 +99,7 @@ TEST(Evaluate, WindowsAndTheCarriedRunAreTheMeanOfTheLosses) {
   Context context({.threads = 1, .poison_scratch = true});
   for (const ModelConfig& config : {small("linear_attn"), hybrid()}) {
     const Model model(context, config, 3);
-    for (std::int64_t window : {1L, 7L, 256L, 2048L, 3000L, 9999L}) {
+    for (std::int64_t window : {1L, 7L, 256L, 700L, 2048L, 3000L, 9999L}) {
       const std::string text = text_of(window < 10 ? 300 : 5000);  // more than two chunks
       const auto size = static_cast<std::int64_t>(text.size());
       const Outcome found = run(context, model, text, {.window = window});

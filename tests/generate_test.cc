@@ -138,6 +138,21 @@ TEST(Generator, APromptMayComeInAnyPieces) {
   }
 }
 
+TEST(Generator, APromptAfterATextWaitsToTheNextBorder) {
+  Context context = context_with();
+  const Model model(context, small("retnet"), 5);
+  Generator generator(context, model, kWild);
+  generator.read(prompt(70));
+  generated(generator, 20);
+  generator.read(prompt(500));
+  const State saved = generator.state();
+  EXPECT_EQ(saved.position(), 512);
+  EXPECT_EQ(Generator::position_of(saved), 590);
+  Generator resumed(context, model, saved);
+  EXPECT_EQ(generated(resumed, 5), generated(generator, 5));
+  EXPECT_EQ(resumed.statistics().prompt_tokens, 590 - 512);
+}
+
 TEST(Generator, PromptsAndTextsMayTakeTurns) {
   Context context = context_with();
   const Model model(context, small("retnet"), 5);

@@ -90,6 +90,7 @@ TEST(Sampler, TopPKeepsTheTokenThatCrossesTheShare) {
   expect_shares({.temperature = 1, .top_p = 0}, logits_of(kProbabilities), {0, 1, 0, 0, 0});
   expect_shares({.temperature = 1, .top_p = 0.9}, logits_of(kProbabilities),
                 {0, 0.4 / 0.95, 0.1 / 0.95, 0.25 / 0.95, 0.2 / 0.95});
+  expect_shares({.temperature = 1, .top_p = 0.5}, {0, 0}, {1, 0});  // one is just the half
 }
 
 TEST(Sampler, MinPIsRelativeToTheMostLikely) {
@@ -130,6 +131,10 @@ TEST(Sampler, RepetitionPenaltyDividesPositiveAndMultipliesNegativeLogits) {
   twice.accept(0);
   EXPECT_EQ(twice.sample(std::vector<float>{2, -1, 0.9f, 0.5f}), 0);  // 1, not 0.5
   EXPECT_EQ(twice.sample(std::vector<float>{2, -1, 1.1f, 0.5f}), 2);
+
+  // Of more tokens than the window holds, the last stay.
+  Sampler longer(options, 4, {3, 2, 0, 1});
+  EXPECT_EQ(longer.recent(), (std::vector<std::int32_t>{0, 1}));
 }
 
 TEST(Sampler, ADrawDependsOnSeedAndPositionOnly) {
