@@ -26,8 +26,8 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 using Int = std::int64_t;
 
-constexpr Int kLanes = HWY_LANES(float);
-constexpr float kInf = std::numeric_limits<float>::infinity();
+inline constexpr Int kLanes = HWY_LANES(float);
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // body(i, n) for i = 0, L, 2L, ... below `size`, n numbers being left from i on.
 template <class Body>

@@ -20,7 +20,7 @@ namespace {
 
 using D = hn::CappedTag<float, 16>;
 using V = hn::Vec<D>;
-constexpr std::int64_t kLanes = HWY_MIN(HWY_LANES(float), 16);
+inline constexpr std::int64_t kLanes = HWY_MIN(HWY_LANES(float), 16);
 
 // 4 numbers := those at `from` + the sums over lanes of x.
 HWY_INLINE void add_lanes(D d, const V* x, const float* from, float* to) {

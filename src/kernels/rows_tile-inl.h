@@ -27,11 +27,11 @@ namespace {
 
 // A tile is 16 of the 32 registers of AVX-512, 8 of the 16 of AVX2. Values and vectors of keys of
 // the shape that most sweeps take; its rows of 64 tokens stay in the first-level cache.
-constexpr int kValues = HWY_TARGET == HWY_AVX3 ? 8 : 4;
-constexpr int kVectors = 2;
+inline constexpr int kValues = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+inline constexpr int kVectors = 2;
 // The shape with the fewer sums over lanes, where keys are that many.
-constexpr int kWideValues = 4;
-constexpr int kWideVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
+inline constexpr int kWideValues = 4;
+inline constexpr int kWideVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
 
 template <int kN, int kM>
 using Tile = V[kN][kM];

@@ -55,7 +55,7 @@ HWY_INLINE void decay_parts(D d, const V* g, hn::Mask<D>* lost, V* power, V* par
   exp_parts<kCount>(d, g, power, part);
 }
 // A part as it is kept in memory: this one where nothing is left.
-constexpr float kNothingLeft = -1;
+inline constexpr float kNothingLeft = -1;
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V stored_part(D d, hn::Mask<D> lost, V part) {
   return hn::IfThenElse(lost, hn::Set(d, kNothingLeft), part);
