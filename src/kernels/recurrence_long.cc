@@ -1,8 +1,8 @@
 // The compensated chunk, for sums that hardly decay, beyond their first 2,048 tokens: the chunk's
-// sum is formed from zero, and then added to S in two parts, S and what it lost to rounding (low).
-// Tokens go 16 by 16, and X is what they read:
+// sum R is formed apart, from what S lost to rounding, and then added to S in two parts, S and what
+// is lost now. Tokens go 16 by 16, and X is what they read:
 //
-//     o_i = X^T q_i + sum_(j <= i) (q_i . k_j) v_j        P = sum_j k_j v_j^T, X += P, low += P
+//     o_i = X^T q_i + sum_(j <= i) (q_i . k_j) v_j        R += sum_j k_j v_j^T        X = S + R
 #include "src/kernels/recurrence.h"
 
 #undef HWY_TARGET_INCLUDE
