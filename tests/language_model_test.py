@@ -644,6 +644,21 @@ class Train(ModelTest):
         self.assertNotIn(b"lengthened", again.stderr)
         self.assert_fails(run(*self.train(out, "--iterations", 25, "--resume")), 1,
                           "iterations = 30, not 25", "learning rates", "only more", "another folder")
+        # Of another model, what differs and no more.
+        other = run(*self.train(out, "--iterations", 40, "--resume", "--layers", 3))
+        self.assert_fails(other, 1, "num_hidden_layers = ", ", not 3", "options of its start again")
+        self.assertNotIn(b"vocab_size", other.stderr)
+        self.assertNotIn(b"lengthened", other.stderr)
+
+    def test_a_configuration_of_others_is_not_replaced(self):
+        out = self.folder / "out"
+        out.mkdir()
+        (out / "config.json").write_text("of another program")
+        self.assert_fails(run(*self.train(out)), 1, "config.json is there without a model",
+                          "--overwrite")
+        self.assertEqual((out / "config.json").read_text(), "of another program")
+        resumed = run(*self.train(self.folder / "new", "--iterations", 1, "--resume"))
+        self.assertIn(b"nothing to go on from", resumed.stderr)
 
     def test_a_run_killed_before_its_first_checkpoint(self):
         out, options = self.folder / "out", ["--iterations", 30, "-q"]

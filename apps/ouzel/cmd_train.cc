@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -209,8 +210,7 @@ int finish(const Options& options, const TrainPlan& plan, const TrainResult& res
                                       result.best_validation_loss)
                         : "",
               human_bytes(peak_memory()));
-  common.note("           {} {:.4f} bits per byte, as ouzel eval counts",
-              validated ? "validation" : "loss",
+  common.note("           {} {:.4f} bits per byte", validated ? "validation" : "loss",
               in_bits(validated ? result.validation_loss : result.loss));
   if (const std::string advice = advised(result); !advice.empty()) common.note("{}", advice);
   common.note(
@@ -276,12 +276,14 @@ int run(Options options) {
   try {
     Progress progress(options.common.quiet);
     for (const std::string& line : described(train, plan)) progress.line(line);
-    if (before.asked != 0 && before.asked < train.iterations) {
-      progress.line(lengthened(before, train));
+    if (train.resume && before.asked == 0) {
+      progress.line("resume     nothing to go on from in " + train.out + ": from the start");
     }
+    bool tells_length = before.asked != 0 && before.asked < train.iterations;
     // Where nothing can be redrawn, about twenty lines tell of the whole run, and one of its start.
     const std::int64_t every = std::max<std::int64_t>(1, train.iterations / 20);
     result = ouzel::train(context, train, [&](const TrainProgress& p) {
+      if (std::exchange(tells_length, false)) progress.line(lengthened(before, train));
       const bool due = p.iteration == 1 || p.iteration % every == 0;
       if (p.validation_loss >= 0 || (!progress.live() && due)) {
         progress.line(progress.fitted(described(p)));
@@ -357,7 +359,8 @@ Action declare(CLI::App& parser) {
   option("--clip", t.clip, "Largest norm of the gradient, which is scaled down to it; 0: any", "X");
   option("--seed", t.seed, "Of the first weights and of the windows", "N");
   option("--validation", t.validation,
-         "Share of the data, at its end, that is held back to measure the loss, in nats a byte",
+         "Share of the data, at its end, that is held back to measure the loss, in nats a byte, on "
+         "up to 8 batches of windows spread over it",
          "X");
   option("--validate-every", t.validate_every, "Iterations between validations", "N");
   option("--checkpoint-every", t.checkpoint_every, "Iterations between checkpoints", "N");
@@ -368,7 +371,8 @@ Action declare(CLI::App& parser) {
   parser.add_flag(
       "--resume", t.resume,
       "Go on from the checkpoint in --out, if there is one, bit for bit as if the run "
-      "had not stopped; the other options must be those of its start, but --iterations may be "
+      "had not stopped (Ctrl-C saves one, a second Ctrl-C does not wait for it); the other options "
+      "must be those of its start, but --iterations may be "
       "left out, or be more: the iterations that are left then have the learning rates of a run of "
       "that length, and the model differs from that of such a run from its start");
   parser.add_flag(

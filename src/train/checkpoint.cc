@@ -11,6 +11,7 @@
 #include "ouzel/error.h"
 #include "src/base/text.h"
 #include "src/formats/files.h"
+#include "src/formats/json.h"
 #include "src/formats/safetensors.h"
 #include "src/models/checkpoint.h"
 
@@ -21,6 +22,27 @@ constexpr const char* kFormat = "ouzel-training-1";
 constexpr const char* kCarried = "carried";
 constexpr const char* kOption = "option.";
 constexpr const char* kIterations = "option.iterations";
+
+// What an option was, and is not now; of a model, the keys of its configuration that differ.
+void add_differences(const std::string& path, const std::string& name, const std::string& was,
+                     const std::string& now, std::vector<std::string>& differences) {
+  if (name == "data") {
+    differences.emplace_back("other text");
+  } else if (name == "model") {
+    const Json before = parse_json(was, path), after = parse_json(now, path);
+    const auto value_of = [](const Json& config, const std::string& key) {
+      return config.is_object() && config.contains(key) ? config[key].dump() : "(absent)";
+    };
+    Json keys = after;
+    if (before.is_object()) keys.update(before);
+    for (const auto& [key, ignored] : keys.items()) {
+      const std::string old = value_of(before, key), other = value_of(after, key);
+      if (old != other) differences.push_back(fmt::format("{} = {}, not {}", key, old, other));
+    }
+  } else {
+    differences.push_back(fmt::format("{} = {}, not {}", name, was, now));
+  }
+}
 
 std::vector<std::pair<const char*, std::span<float>>> sections(const TrainingArrays& arrays) {
   return {{"weight/", arrays.weights},
@@ -85,18 +107,16 @@ TrainingNumbers load_training(const std::string& path, const ParameterTable& tab
   std::vector<std::string> others;
   for (const auto& [name, value] : identity) {
     const auto found = metadata.find(kOption + name);
-    const std::string was = found == metadata.end() ? "(absent)" : found->second;
+    const std::string was = found == metadata.end() ? "\"(absent)\"" : found->second;
     const bool longer = kOption + name == kIterations &&
                         parse<std::int64_t>(path, metadata, kIterations) < std::stoll(value);
-    if (was == value || longer) continue;
-    others.push_back(name == "data" ? "other text"
-                                    : fmt::format("{} = {}, not {}", name, was, value));
+    if (was != value && !longer) add_differences(path, name, was, value, others);
   }
   if (!others.empty()) {
     fail(
         fmt::format("this run was started with {}: its data and learning rates follow from its "
-                    "start, and only more iterations may be asked for; repeat that, or start anew "
-                    "in another folder",
+                    "start, and only more iterations may be asked for; give the options of its "
+                    "start again, or start anew in another folder",
                     joined(others)));
   }
   const auto read = [&](const std::string& name, std::int64_t size, float* to) {
@@ -145,7 +165,15 @@ void refuse_used(const TrainOptions& options, const std::string& resume,
                             "folder",
                             options.out, iteration, iterations, resume, overwrite));
   }
-  if (!holds_model(options.out)) return;
+  if (!holds_model(options.out)) {
+    const std::string config = options.out + "/config.json";
+    constexpr std::uint64_t kMost = UINT64_C(1) << 26;
+    if (!is_there(config) || read_file(config, kMost) == options.model.to_json()) return;
+    throw Error(ErrorKind::kInvalidArgument,
+                fmt::format("{} is there without a model, and the run would replace it: choose "
+                            "another folder, move it away, or replace it ({})",
+                            config, overwrite));
+  }
   if (options.resume) {
     throw Error(
         ErrorKind::kInvalidArgument,

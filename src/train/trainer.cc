@@ -276,10 +276,11 @@ void Trainer::iterate(TrainProgress& progress) {
   progress.loss = loss / (rows * static_cast<double>(micro_batches));
   progress.grad_norm = std::sqrt(sum_of_squares(steady_, gradients));
   if (!std::isfinite(progress.loss) || !std::isfinite(progress.grad_norm)) {
-    throw Error(ErrorKind::kInvalidArgument,
-                fmt::format("the loss is {} and the gradient's norm {} in iteration {}: the "
-                            "run has diverged; start anew with a smaller lr or a longer warmup",
-                            progress.loss, progress.grad_norm, numbers_.iteration + 1));
+    throw Error(
+        ErrorKind::kInvalidArgument,
+        fmt::format("the loss is {} and the gradient's norm {} in iteration {}: the "
+                    "run has diverged; start anew with a smaller lr or a longer warmup",
+                    std::abs(progress.loss), std::abs(progress.grad_norm), numbers_.iteration + 1));
   }
   progress.lr = learning_rate(options_, numbers_.iteration);
   AdamWOptions adamw{.learning_rate = progress.lr,
