@@ -1,15 +1,18 @@
 #include "python/src/arguments.h"
 
-#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/string.h>
-
-#include <filesystem>
 
 namespace ouzel::python {
 
-std::string type_of(nb::handle value) {
-  return nb::cast<std::string>(nb::str(value.type().attr("__name__")));
+std::string printable(nb::handle value) {
+  const nb::str text(value);
+  const nb::object bytes =
+      nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  return {PyBytes_AS_STRING(bytes.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr()))};
 }
+
+std::string type_of(nb::handle value) { return printable(value.type().attr("__name__")); }
 
 nb::object index_of(nb::handle value) {
   nb::object index = nb::steal(PyNumber_Index(value.ptr()));
@@ -36,14 +39,15 @@ std::string string_of(const char* call, const char* name, nb::handle value) {
 
 std::string path_of(const char* call, const char* name, nb::handle value) {
   return converted(call, name, "str or os.PathLike", [&] {
-    const nb::object path = nb::steal(PyOS_FSPath(value.ptr()));
-    if (!path.is_valid()) throw nb::python_error();
-    return nb::cast<std::filesystem::path>(path).string();
+    PyObject* bytes = nullptr;
+    if (PyUnicode_FSConverter(value.ptr(), &bytes) == 0) throw nb::python_error();
+    const nb::object path = nb::steal(bytes);
+    return std::string(PyBytes_AS_STRING(bytes), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes)));
   });
 }
 
 bool flag_of(const std::string& call, const char* name, nb::handle value) {
-  const auto text = nb::cast<std::string>(nb::str(value).attr("lower")());
+  const std::string text = printable(nb::str(value).attr("lower")());
   if (text == "true" || text == "1") return true;
   if (text == "false" || text == "0") return false;
   throw nb::type_error(

@@ -17,7 +17,8 @@ namespace ouzel::python {
 
 namespace nb = nanobind;
 
-std::string type_of(nb::handle value);  // the name of its type
+std::string printable(nb::handle value);  // str(value), with lone surrogates escaped
+std::string type_of(nb::handle value);    // the name of its type
 
 // Calls `convert`, which raises what Python's conversion to `type` raises.
 template <class Convert>

@@ -90,9 +90,16 @@ bool is_fresh(nb::handle capsule) {
          PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") == 1;
 }
 
+[[noreturn]] void refuse_type(nb::handle object, const std::string& what) {
+  throw nb::type_error((what + " is of type " + type_of(object) +
+                        "; a NumPy array or one with __dlpack__ was expected")
+                           .c_str());
+}
+
 // What nanobind is to take for an array: itself, or the capsule of an exporter that we do not know.
 // Nanobind marks as taken what it is given, not what it asks for: an exporter that hands out one
-// capsule twice would have its memory freed twice.
+// capsule twice would have its memory freed twice. Of other buffers it takes a view, which has the
+// strides that it reads: ctypes' arrays leave them out.
 nb::object source_of(nb::handle object, const std::string& what) {
   const Framework framework = framework_of(object);
   nb::object capsule = nb::borrow(object);
@@ -110,6 +117,11 @@ nb::object source_of(nb::handle object, const std::string& what) {
                             ", not a capsule")
                                .c_str());
     }
+  } else if (framework == Framework::kOther && PyObject_CheckBuffer(object.ptr()) != 0) {
+    const nb::object view = nb::steal(PyMemoryView_FromObject(object.ptr()));
+    if (view.is_valid()) return view;
+    PyErr_Clear();
+    refuse_type(object, what);
   } else if (framework != Framework::kCapsule) {
     return capsule;
   }
@@ -144,9 +156,7 @@ GivenArray::GivenArray(nb::handle object, std::string_view call, std::string_vie
     if (!bfloat16 || !nb::try_cast(source, array_)) {
       // What the array itself says is wrong (a tensor that requires gradients, ...).
       if (nb::hasattr(object, "__dlpack__")) object.attr("__dlpack__")();
-      throw nb::type_error((what() + " is of type " + type_of(object) +
-                            "; a NumPy array or one with __dlpack__ was expected")
-                               .c_str());
+      refuse_type(object, what());
     }
     tensor_.dtype = DType::kBF16;
   } else {

@@ -123,7 +123,7 @@ void refuse_keywords(nb::handle type, const char* method, const nb::kwargs& unkn
   const nb::object signature = type.attr(method).attr("__nb_signature__")[0][0];
   const auto known = nb::cast<std::vector<std::string>>(
       nb::module_::import_("re").attr("findall")(R"((\w+):)", signature));
-  const auto name = nb::cast<std::string>(nb::list(unknown.keys())[0]);
+  const auto name = printable(nb::list(unknown.keys())[0]);
   const auto owner = nb::cast<std::string>(nb::object(type.attr("__name__")));
   const std::string call = method == std::string_view("__init__") ? owner : owner + "." + method;
   const std::string near = did_you_mean(name, known);

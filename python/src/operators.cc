@@ -81,7 +81,7 @@ std::string text_of(AttributeKind kind, nb::handle value) {
       return utf8;
     }
     case AttributeKind::kFlag:
-      return nb::cast<std::string>(nb::str(value).attr("lower")());  // True of Python and of NumPy
+      return printable(nb::str(value).attr("lower")());  // True of Python and of NumPy
     case AttributeKind::kInteger:
       return integer(value);
     case AttributeKind::kNumber: {

@@ -214,6 +214,24 @@ def test_types_that_are_named_like_a_framework(module):
         ouzel.retention(twice, k, v)
 
 
+def test_buffers_without_strides():
+    x = np.arange(1 * 5 * 2 * 4, dtype=np.float32).reshape(1, 5, 2, 4) / 40
+    buffer = (ctypes.c_float * 4 * 2 * 5 * 1).from_buffer(x.copy())
+    np.testing.assert_array_equal(ouzel.retention(x, x, buffer)[0], ouzel.retention(x, x, x)[0])
+    for value in ((ctypes.c_float * 0)(), np.datetime64("NaT"), np.timedelta64(1, "D"), ctypes.c_float(1)):
+        with pytest.raises((ouzel.InvalidArgumentError, TypeError), match="retention: v "):
+            ouzel.retention(x, x, value)
+        with pytest.raises((ouzel.InvalidArgumentError, TypeError), match="do"):
+            ouzel.retention.vjp(x, x, x, do=value)
+
+
+def test_flags_that_are_no_text():
+    x = np.zeros((1, 2, 1, 4), np.float32)
+    for value in ("\ud800", "a\0b"):
+        with pytest.raises((ouzel.InvalidArgumentError, TypeError), match="reverse"):
+            ouzel.retention(x, x, x, reverse=value)
+
+
 def test_arrays_that_export_a_kept_capsule():
     class Kept(np.ndarray):
         def __dlpack__(self, **keywords):

@@ -197,6 +197,12 @@ def test_arguments_of_another_type_are_named(model, tmp_path):
     calls += [
         (lambda: model.generate(None), "generate: the prompt must be str or bytes"),
         (lambda: model.forward("a", every_token=None), "forward: every_token is of type NoneType, not bool"),
+        (lambda: model.forward("a", every_token="\ud800"), "forward: every_token is of type str, not bool"),
+        (lambda: ouzel.Model.load("\ud800"), "Model.load: folder was not given a value of type str"),
+        (lambda: ouzel.Model.load("a\0b"), "Model.load: folder was not given a value of type str"),
+        (lambda: model.save("a\0b"), "Model.save: folder was not given a value of type str"),
+        (lambda: model.load_state("a\0b"), "Model.load_state: path was not given a value of type str"),
+        (lambda: model.new_state().save("\ud800"), "State.save: path was not given a value of type str"),
         (lambda: model.save(None), "Model.save: folder was not given a value of type str or os.PathLike"),
         (lambda: ouzel.Model.load(None), "Model.load: folder was not given a value of type str"),
         (lambda: ouzel.Model.random(None), "Model.random: config is of type NoneType; a dict was expected"),
