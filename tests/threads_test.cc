@@ -76,6 +76,20 @@ TEST(Context, CancelsBetweenTasks) {
   EXPECT_EQ(done, 5);
 }
 
+// Also where the other thread has taken every task before the caller comes to one.
+TEST(Context, AsksInEveryCall) {
+  int asked = 0;
+  Context context({.threads = 2, .cancelled = [&] {
+                     ++asked;
+                     return false;
+                   }});
+  for (int call = 1; call <= 50000; ++call) {
+    const int before = asked;
+    context.impl().run(2, [](std::int64_t, Scratch&) {});
+    ASSERT_GT(asked, before) << "call " << call;
+  }
+}
+
 // Tasks that only end by being cancelled.
 void wait_for_cancel() {
   while (true) {

@@ -150,10 +150,10 @@ void ThreadPool::take_tasks(int worker) {
   const bool asks = worker == 0 && cancelled_ != nullptr;
   const Watch watch(*this, asks);
   while (true) {
-    const std::int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
-    if (task >= tasks_) return;
     try {
-      if (asks) ask();
+      if (asks) ask();  // also where others take every task
+      const std::int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
+      if (task >= tasks_) return;
       (*body_)(task, worker);
     } catch (...) {
       fail(std::current_exception());

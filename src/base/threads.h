@@ -62,8 +62,9 @@ class ThreadPool {
   void check_idle() const;
 
   // Worker 0 is the calling thread. The first exception of a task is rethrown after all have
-  // stopped. `cancelled` is asked on the calling thread, before each of its tasks and every
-  // millisecond or so by check_cancelled; true ends the run with Error(kCancelled).
+  // stopped. `cancelled` is asked on the calling thread: before and after each of its tasks, at
+  // least once, and every millisecond or so by check_cancelled; true ends the run with
+  // Error(kCancelled).
   void run(std::int64_t tasks, const TaskRef& body,
            const std::function<bool()>* cancelled = nullptr);
 
