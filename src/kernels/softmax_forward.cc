@@ -100,7 +100,8 @@ HWY_INLINE void gather(const Sight& s, const float* value_panels, std::int64_t p
   }
   const D d;
   std::fill_n(part, panel_count * kPanel * kTile, 0.0f);
-  (finite ? gather_finite : gather_careful)(s, value_panels, panel_count, weights, part);
+  (finite ? gather_finite<kTile> : gather_careful<kTile>)(s, value_panels, panel_count, weights,
+                                                          part);
   for (std::int64_t f = 0; f < panel_count * kPanel; ++f) {
     for (std::int64_t v = 0; v < s.vecs; ++v) {
       float* to = tile.o + f * kTile + v * kLanes;
@@ -223,9 +224,9 @@ void SoftmaxForwardKernel(const SoftmaxForwardArgs& args) {
       if (s.none) continue;
       if (s.whole) {
         std::copy_n(tile.m, kTile, max);
-        score<Into::kAssignMax>(s, key_panels, tile.q, features, keys, scores, max);
+        score<Into::kAssignMax, kTile>(s, key_panels, tile.q, features, keys, scores, max);
       } else {
-        score<Into::kAssign>(s, key_panels, tile.q, features, keys, scores, nullptr);
+        score<Into::kAssign, kTile>(s, key_panels, tile.q, features, keys, scores, nullptr);
       }
       weigh(s, scale, keys, max, scores, tile, alpha);
       gather(s, value_panels, panel_count, finite, scores, keys, tile, alpha, part);

@@ -36,6 +36,9 @@ inline constexpr std::int64_t kTile =
 inline constexpr std::int64_t kPanel = 8;  // keys (or features) broadcast side by side
 // Rows of accumulators held at once: 8 x 3 of 32 registers, or 4 x 3 of 16.
 inline constexpr int kRows = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+// Steps of a product before its loop counts: counting and what else is no multiply-add costs a core
+// that it shares with another thread as much as a multiply-add does.
+inline constexpr int kSteps = HWY_TARGET == HWY_AVX3 ? 1 : 8;
 
 HWY_INLINE std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
@@ -72,9 +75,16 @@ HWY_INLINE V weight(D d, V x) {
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
   return V{_mm512_scalef_ps(p.raw, x.raw)};  // p 2^floor(x)
 #else
-  // Adding 1.5 * 2^23 rounds to an integer n, which the lower bits then hold.
+  // From -127 on 2^n is 0, and so is the weight.
+#if HWY_TARGET == HWY_AVX2
+  x = V{_mm256_max_ps(hn::Set(d, -127.0f).raw, x.raw)};  // the second where either is NaN
+#else
+  x = hn::IfThenElse(hn::Lt(x, hn::Set(d, -127.0f)), hn::Set(d, -127.0f), x);
+#endif
+  // Adding 1.5 * 2^23 rounds to an integer n, which the lower bits then hold; with 127 more they
+  // hold the exponent of 2^n.
   const hn::RebindToSigned<D> di;
-  const V magic = hn::Set(d, 12582912.0f);
+  const V magic = hn::Set(d, 12582912.0f + 127.0f);
   const V t = hn::Add(x, magic);
   const V f = hn::Sub(x, hn::Sub(t, magic));
   V p = hn::Set(d, 1.326472731e-03f);
@@ -83,10 +93,7 @@ HWY_INLINE V weight(D d, V x) {
   p = hn::MulAdd(p, f, hn::Set(d, 2.402224243e-01f));
   p = hn::MulAdd(p, f, hn::Set(d, 6.931470037e-01f));
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  const V power =
-      hn::BitCast(d, hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, t)), hn::Set(di, 0x3F800000)));
-  // Smaller ones would be subnormal, which are flushed to 0 here.
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -126.0f)), hn::Mul(p, power));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, t))));
 #endif
 }
 
@@ -114,6 +121,7 @@ HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, const float* HWY_REST
       acc[r][v] = kInto == Into::kContinue ? hn::LoadU(d, c + r * ldc + v * kLanes) : hn::Zero(d);
     }
   }
+  HWY_UNROLL(kSteps)
   for (std::int64_t i = 0; i < n; ++i) {
     V bv[NV];
     HWY_UNROLL(3)
@@ -154,6 +162,7 @@ HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, const float* HWY_REST
 template <int NV, Into kInto, std::int64_t kStepA, std::int64_t kRowA>
 HWY_INLINE void multiply(const float* a, const float* b, std::int64_t ldb, std::int64_t n, float* c,
                          std::int64_t ldc, float* per_lane) {
+  HWY_UNROLL(1)
   for (std::int64_t r = 0; r < kPanel; r += kRows) {
     multiply_rows<NV, kInto, kStepA, kRowA>(a + r * kRowA, b, ldb, n, c + r * ldc, ldc, per_lane);
   }
@@ -172,28 +181,43 @@ HWY_INLINE void multiply_vecs(std::int64_t vecs, const float* a, const float* b,
   }
 }
 
-// to[c * ld + r] = scale * rows[r][c] for r < count (a multiple of 4) and c < cols.
+#if HWY_TARGET != HWY_SCALAR
+// Four numbers of one row; with 256 bits those of the fourth row after it beside them.
+template <class DQuads>
+HWY_INLINE hn::Vec<DQuads> load_quads(DQuads d, const float* const* rows, std::int64_t c) {
+  if constexpr (hn::MaxLanes(DQuads()) == 8) {
+    const hn::Half<DQuads> half;
+    return hn::Combine(d, hn::LoadU(half, rows[4] + c), hn::LoadU(half, rows[0] + c));
+  } else {
+    return hn::LoadU(d, rows[0] + c);
+  }
+}
+#endif
+
+// to[c * ld + r] = scale * rows[r][c] for r < count (a multiple of 4, of 8 with 256 bits) and c <
+// cols.
 HWY_INLINE void pack_transposed(const float* const* rows, std::int64_t count, std::int64_t cols,
                                 float scale, float* HWY_RESTRICT to, std::int64_t ld) {
   std::int64_t c = 0;
 #if HWY_TARGET != HWY_SCALAR
-  const hn::Full128<float> d4;
-  const auto s = hn::Set(d4, scale);
-  for (std::int64_t r = 0; r < count; r += 4) {
+  const hn::CappedTag<float, 8> d;
+  constexpr std::int64_t kQuads = hn::MaxLanes(hn::CappedTag<float, 8>());
+  const auto s = hn::Set(d, scale);
+  for (std::int64_t r = 0; r < count; r += kQuads) {
     for (c = 0; c + 4 <= cols; c += 4) {
-      const auto a0 = hn::LoadU(d4, rows[r] + c);
-      const auto a1 = hn::LoadU(d4, rows[r + 1] + c);
-      const auto a2 = hn::LoadU(d4, rows[r + 2] + c);
-      const auto a3 = hn::LoadU(d4, rows[r + 3] + c);
-      const auto b0 = hn::InterleaveLower(d4, a0, a2);  // 00 20 01 21
-      const auto b1 = hn::InterleaveUpper(d4, a0, a2);  // 02 22 03 23
-      const auto b2 = hn::InterleaveLower(d4, a1, a3);
-      const auto b3 = hn::InterleaveUpper(d4, a1, a3);
+      const auto a0 = load_quads(d, rows + r, c);
+      const auto a1 = load_quads(d, rows + r + 1, c);
+      const auto a2 = load_quads(d, rows + r + 2, c);
+      const auto a3 = load_quads(d, rows + r + 3, c);
+      const auto b0 = hn::InterleaveLower(d, a0, a2);  // 00 20 01 21
+      const auto b1 = hn::InterleaveUpper(d, a0, a2);  // 02 22 03 23
+      const auto b2 = hn::InterleaveLower(d, a1, a3);
+      const auto b3 = hn::InterleaveUpper(d, a1, a3);
       float* out = to + c * ld + r;
-      hn::StoreU(hn::Mul(s, hn::InterleaveLower(d4, b0, b2)), d4, out);
-      hn::StoreU(hn::Mul(s, hn::InterleaveUpper(d4, b0, b2)), d4, out + ld);
-      hn::StoreU(hn::Mul(s, hn::InterleaveLower(d4, b1, b3)), d4, out + 2 * ld);
-      hn::StoreU(hn::Mul(s, hn::InterleaveUpper(d4, b1, b3)), d4, out + 3 * ld);
+      hn::StoreU(hn::Mul(s, hn::InterleaveLower(d, b0, b2)), d, out);
+      hn::StoreU(hn::Mul(s, hn::InterleaveUpper(d, b0, b2)), d, out + ld);
+      hn::StoreU(hn::Mul(s, hn::InterleaveLower(d, b1, b3)), d, out + 2 * ld);
+      hn::StoreU(hn::Mul(s, hn::InterleaveUpper(d, b1, b3)), d, out + 3 * ld);
     }
   }
 #endif
@@ -337,14 +361,15 @@ HWY_INLINE void put_row(DType type, const float* from, std::int64_t cols, void* 
 }
 
 // Asks for rows that are packed next: strided rows come from far, and no hardware foresees them.
+HWY_INLINE void prefetch_row(const void* row, DType type, std::int64_t cols) {
+  const std::int64_t bytes = cols * (type == DType::kF32 ? 4 : 2);
+  const auto* at = static_cast<const char*>(row);
+  for (std::int64_t c = 0; c < bytes; c += 64) __builtin_prefetch(at + c, 0, 2);
+  __builtin_prefetch(at + bytes - 1, 0, 2);
+}
 HWY_INLINE void prefetch_rows(const void* const* rows, DType type, std::int64_t begin,
                               std::int64_t end, std::int64_t cols) {
-  const std::int64_t bytes = cols * (type == DType::kF32 ? 4 : 2);
-  for (std::int64_t r = begin; r < end; ++r) {
-    const auto* row = static_cast<const char*>(rows[r]);
-    for (std::int64_t c = 0; c < bytes; c += 64) __builtin_prefetch(row + c, 0, 2);
-    __builtin_prefetch(row + bytes - 1, 0, 2);
-  }
+  for (std::int64_t r = begin; r < end; ++r) prefetch_row(rows[r], type, cols);
 }
 
 // Which keys of a block the vectors of a tile of queries see, in block coordinates: vector v sees
@@ -403,9 +428,10 @@ HWY_INLINE void for_partial_keys(const Sight& s, std::int64_t v, const Body& bod
 }
 
 // scores[j][lane] = sum over the features of keys[j] * queries[lane], for the panels and vectors
-// that see each other. Keys in panels of keys, queries [feature][kTile]. kAssignMax, of whole tiles
-// only: `max` [kTile] becomes the maximum with the scores.
-template <Into kInto>
+// that see each other. Keys in panels of keys, queries [feature][kTile], scores and what follows
+// from them in rows of kLd. kAssignMax, of whole tiles only: `max` [kTile] becomes the maximum with
+// the scores.
+template <Into kInto, std::int64_t kLd>
 HWY_INLINE void score(const Sight& s, const float* key_panels, const float* queries,
                       std::int64_t features, std::int64_t keys, float* scores, float* max) {
   for (std::int64_t j = 0; j < keys; j += kPanel) {
@@ -420,22 +446,22 @@ HWY_INLINE void score(const Sight& s, const float* key_panels, const float* quer
       if (v == end) continue;
     }
     multiply_vecs<kInto, kPanel, 1>(end - v, key_panels + j * features, queries + v * kLanes, kTile,
-                                    features, scores + j * kTile + v * kLanes, kTile, max);
+                                    features, scores + j * kLd + v * kLanes, kLd, max);
   }
 }
 
 // weights[j][lane] = 0 for the lanes of vector v that do not see key j, in the panels in which it
 // sees any.
+template <std::int64_t kLd>
 HWY_INLINE void clear_unseen(const Sight& s, std::int64_t v, float* weights) {
   const D d;
   const std::int64_t begin = s.any_begin[v], end = s.any_end[v];
   if (begin >= end) return;
   float* column = weights + v * kLanes;
-  const auto clear = [&](std::int64_t j)
-                         HWY_ATTR { hn::StoreU(hn::Zero(d), d, column + j * kTile); };
+  const auto clear = [&](std::int64_t j) HWY_ATTR { hn::StoreU(hn::Zero(d), d, column + j * kLd); };
   for (std::int64_t j = begin / kPanel * kPanel; j < begin; ++j) clear(j);
   for_partial_keys(s, v, [&](std::int64_t j) HWY_ATTR {
-    float* at = column + j * kTile;
+    float* at = column + j * kLd;
     hn::StoreU(hn::IfThenElseZero(seeing_lanes(s, j, v), hn::LoadU(d, at)), d, at);
   });
   for (std::int64_t j = end; j < round_up(end, kPanel); ++j) clear(j);
@@ -443,6 +469,7 @@ HWY_INLINE void clear_unseen(const Sight& s, std::int64_t v, float* weights) {
 
 // acc[f][lane] += sum over keys j, in order, of panels[f][j] * weights[j][lane], where weights of
 // keys that a lane does not see are 0 and panels are finite: what is 0 adds 0.
+template <std::int64_t kLd>
 HWY_INLINE void gather_finite(const Sight& s, const float* panels, std::int64_t panel_count,
                               const float* weights, float* acc) {
   std::int64_t j = kSoftmaxBlock;
@@ -466,7 +493,7 @@ HWY_INLINE void gather_finite(const Sight& s, const float* panels, std::int64_t 
       for (std::int64_t p = 0; p < panel_count; ++p) {
         multiply_vecs<Into::kContinue, kPanel, 1>(
             last - first, panels + (p * kSoftmaxBlock + j) * kPanel,
-            weights + j * kTile + first * kLanes, kTile, next - j,
+            weights + j * kLd + first * kLanes, kLd, next - j,
             acc + p * kPanel * kTile + first * kLanes, kTile, nullptr);
       }
     }
@@ -476,13 +503,14 @@ HWY_INLINE void gather_finite(const Sight& s, const float* panels, std::int64_t 
 }
 
 // The same for panels that hold infinities or NaN, which must not meet lanes that do not see them.
+template <std::int64_t kLd>
 HWY_INLINE void gather_careful(const Sight& s, const float* panels, std::int64_t panel_count,
                                const float* weights, float* acc) {
   const D d;
   for (std::int64_t v = 0; v < s.vecs; ++v) {
     for (std::int64_t j = s.any_begin[v]; j < s.any_end[v]; ++j) {
       const auto seen = seeing_lanes(s, j, v);
-      const V w = hn::LoadU(d, weights + j * kTile + v * kLanes);
+      const V w = hn::LoadU(d, weights + j * kLd + v * kLanes);
       for (std::int64_t f = 0; f < panel_count * kPanel; ++f) {
         const float a = panels[f / kPanel * kPanel * kSoftmaxBlock + j * kPanel + f % kPanel];
         float* to = acc + f * kTile + v * kLanes;
