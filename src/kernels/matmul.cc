@@ -25,12 +25,20 @@ using V = hn::Vec<D>;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
 constexpr int kPanelVectors = static_cast<int>(kPanelWidth) / kLanes;
 
-// Accumulators that fit beside the row of B and the broadcast of A: 28 + 2 + 1 of 32 registers of
-// AVX-512, 12 + 2 + 1 of 16. The full tile is two vectors wide: 14 x 2 loads 16 times per 28
-// multiply-adds, 6 x 2 8 times per 12, below the two loads a cycle that the machines have.
+// Accumulators that fit beside operands: 14 x 2 vectors, a row of B and a broadcast of A take 31 of
+// the 32 registers of AVX-512; 3 x 4, a column of A and a vector of B all 16 of the others. 3 x 4
+// loads 7 times for 12 multiply-adds, 6 x 2 would 8 times: where another thread shares the core,
+// the number of instructions is the limit.
 constexpr int kAccumulators = kLanes == 16 ? 28 : 12;
-constexpr int kFullRows = kAccumulators / 2;
-constexpr int kTileWidth = (kFullRows + kLanes - 1) / kLanes * kLanes;
+constexpr int kFullRows = kLanes == 16 ? 14 : 3;
+// Rows of a packed tile, and the floats that hold them.
+constexpr int kTileRows = kLanes == 16 ? 14 : 6;
+constexpr int kTileWidth = (kTileRows + kLanes - 1) / kLanes * kLanes;
+// Inner indices that the compiler unrolls.
+constexpr int kUnroll = kLanes == 16 ? 1 : 4;
+// Of the next panel of B, what is fetched into the second-level cache for every kFetchInner inner
+// indices of a tile: all of it while the first 16 of 32 tiles pass.
+constexpr int64_t kFetchFloats = kPanelWidth;
 
 // Few rows take more panels at once: enough chains to cover the latency of the multiply-add, and
 // several streams in flight where memory is the limit.
@@ -73,11 +81,13 @@ HWY_INLINE void PackSome(PanelPack& pack, int64_t count) {
   }
 }
 
+template <TileLayout kLayout>
+constexpr int64_t kRowStep = kLayout == TileLayout::kRowMajor ? kTileRowStride : 1;
+
 template <int kRows, int kVectors, TileLayout kLayout>
 HWY_INLINE void Multiply(const RowTile& t, const float* HWY_RESTRICT b, float* HWY_RESTRICT c,
                          int64_t columns) {
   const D d;
-  constexpr int64_t kRowStep = kLayout == TileLayout::kRowMajor ? kTileRowStride : 1;
   constexpr int64_t kInnerStep = kLayout == TileLayout::kRowMajor ? 1 : kTileWidth;
   const int64_t c_stride = t.c_stride;
   const TileSum sum = t.sum;
@@ -105,27 +115,52 @@ HWY_INLINE void Multiply(const RowTile& t, const float* HWY_RESTRICT b, float* H
       const float* row = c + begin / kFetchInner * c_stride;
       for (int v = 0; v < kVectors * kLanes; v += 16) hwy::Prefetch(row + v);
     }
+    if (t.next_b != nullptr) {
+      const float* line = t.next_b + begin / kFetchInner * kFetchFloats;
+      for (int64_t i = 0; i < kFetchFloats; i += 16) __builtin_prefetch(line + i, 0, 2);
+    }
     if constexpr (kLayout == TileLayout::kRowMajor) {
       if (t.fetch != nullptr) t.fetch->advance();
     } else {
       if (t.pack != nullptr) PackSome(*t.pack, t.pack->rate);
     }
-    const int64_t count = std::min(kFetchInner, t.inner - begin);
-    for (int64_t k = 0; k < count; ++k) {
-      V row[kVectors];
-      HWY_UNROLL(16)
-      for (int v = 0; v < kVectors; ++v) {
-        row[v] = hn::Load(d, b + v / kPanelVectors * panel_stride + v % kPanelVectors * kLanes);
-      }
-      HWY_UNROLL(16)
-      for (int r = 0; r < kRows; ++r) {
-        const V x = hn::Set(d, a[r * kRowStep]);
+    const auto add_product = [&](int64_t k) HWY_ATTR {
+      const float* row = b + k * kPanelWidth;
+      const float* column = a + k * kInnerStep;
+      if constexpr (kRows < kVectors) {
+        V x[kRows];
         HWY_UNROLL(16)
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::MulAdd(x, row[v], acc[r][v]);
+        for (int r = 0; r < kRows; ++r) x[r] = hn::Set(d, column[r * kRowStep<kLayout>]);
+        HWY_UNROLL(16)
+        for (int v = 0; v < kVectors; ++v) {
+          const V y =
+              hn::Load(d, row + v / kPanelVectors * panel_stride + v % kPanelVectors * kLanes);
+          HWY_UNROLL(16)
+          for (int r = 0; r < kRows; ++r) acc[r][v] = hn::MulAdd(x[r], y, acc[r][v]);
+        }
+      } else {
+        V y[kVectors];
+        HWY_UNROLL(16)
+        for (int v = 0; v < kVectors; ++v) {
+          y[v] = hn::Load(d, row + v / kPanelVectors * panel_stride + v % kPanelVectors * kLanes);
+        }
+        HWY_UNROLL(16)
+        for (int r = 0; r < kRows; ++r) {
+          const V x = hn::Set(d, column[r * kRowStep<kLayout>]);
+          HWY_UNROLL(16)
+          for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::MulAdd(x, y[v], acc[r][v]);
+        }
       }
-      a += kInnerStep;
-      b += kPanelWidth;
+    };
+    const int64_t count = std::min(kFetchInner, t.inner - begin);
+    if (count == kFetchInner) {
+      HWY_UNROLL(kUnroll)
+      for (int64_t k = 0; k < kFetchInner; ++k) add_product(k);
+    } else {
+      for (int64_t k = 0; k < count; ++k) add_product(k);
     }
+    a += count * kInnerStep;
+    b += count * kPanelWidth;
   }
   HWY_UNROLL(16)
   for (int r = 0; r < kRows; ++r) {
@@ -180,13 +215,16 @@ void MultiplyTilesOf(const RowTile& t) {
   RowTile tile = t;
   for (int64_t column = 0; column < t.columns; column += kPanelWidth) {
     tile.columns = std::min(kPanelWidth, t.columns - column);
-    tile.a = t.a;
     tile.b = t.b + column / kPanelWidth * t.panel_stride;
     tile.c = t.c + column;
+    const int64_t tile_floats = (t.inner + kFetchInner - 1) / kFetchInner * kFetchFloats;
+    const int64_t next_floats = column + kPanelWidth < t.columns ? t.inner * kPanelWidth : 0;
     for (int64_t row = 0; row < t.rows; row += kFullRows) {
       tile.rows = std::min<int64_t>(kFullRows, t.rows - row);
+      const int64_t fetched = row / kFullRows * tile_floats;
+      tile.next_b = fetched < next_floats ? tile.b + t.panel_stride + fetched : nullptr;
+      tile.a = t.a + row / kTileRows * t.tile_stride + row % kTileRows * kRowStep<kLayout>;
       MultiplyAnyRows<kLayout>(tile, rows);
-      tile.a += t.tile_stride;
       tile.c += kFullRows * t.c_stride;
     }
   }
@@ -204,10 +242,10 @@ void PackRows(PanelPack& pack) { PackSome(pack, std::numeric_limits<int64_t>::ma
 
 TileShape Shape() {
   TileShape shape;
-  shape.rows = kFullRows;
+  shape.rows = kTileRows;
   shape.width = kTileWidth;
   shape.weight_rows = shape.weight_columns = 384;
-  if constexpr (kFullRows < 14) {
+  if constexpr (kLanes < 16) {
     shape.inner = 192;
     shape.group = 16;
   }

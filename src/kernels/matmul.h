@@ -25,9 +25,9 @@ struct TileShape {
   std::int64_t width = 0;  // the floats that hold them in an inner-major tile
   // Many rows: the inner indices of a block, and the most tiles that pass one panel of B after the
   // other. With 14 rows a tile of A (28 KiB of 512 indices) stays in the first-level cache while
-  // the panels of B pass from the second. With 6 rows they would bring a cache line every 6 cycles,
-  // more than a small second level holds or the third gives; so a panel of B (24 KiB of 192
-  // indices) stays, and the tiles of A pass, a third as many bytes.
+  // the panels of B pass from the second. With 3 rows they would bring two cache lines every 6
+  // cycles, more than the second level gives beside other work; so a panel of B (24 KiB of 192
+  // indices) stays, and the tiles of A pass, a tenth as many bytes.
   std::int64_t inner = kTileInner;
   std::int64_t group = 1;
   // The weight gradient: the rows and columns of the largest rectangle of one task.
@@ -91,6 +91,7 @@ struct RowTile {
   std::int64_t inner = 0;
   const float* b = nullptr;
   std::int64_t panel_stride = 0;  // from panel to panel
+  const float* next_b = nullptr;  // lines of the next panel to fetch beside this tile; null: none
   std::int64_t columns = 0;
   float* c = nullptr;
   std::int64_t c_stride = 0;  // from row to row
