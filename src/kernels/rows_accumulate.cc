@@ -18,9 +18,8 @@ namespace ouzel::HWY_NAMESPACE {
 namespace {
 
 // Rows in order, or backwards; a row's decay comes before its write, or after.
-template <bool kReverse, bool kDecayFirst>
-HWY_INLINE void accumulate(D d, const AccumulateArgs& a, const TileJob& job,
-                           Tile<kValues, kVectors>& s) {
+template <bool kReverse, bool kDecayFirst, int kM>
+HWY_INLINE void accumulate(D d, const AccumulateArgs& a, const TileJob& job, Tile<kValues, kM>& s) {
   const TileDecay& decay = job.decay;
   const std::int64_t rows = a.rows;
   const float *keys = a.x + job.place.key, *values = a.a + job.place.value;
@@ -36,15 +35,16 @@ HWY_INLINE void accumulate(D d, const AccumulateArgs& a, const TileJob& job,
   }
 }
 
+template <int kM>
 HWY_NOINLINE void accumulate_tile(const AccumulateArgs& a, const TileJob& job) {
   const D d;
   const Place p = job.place;
   const TileDecay& decay = job.decay;
-  Tile<kValues, kVectors> s;
+  Tile<kValues, kM> s;
   OUZEL_UNROLL
   for (int i = 0; i < kValues; ++i) {
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) s[i][j] = hn::Zero(d);
+    for (int j = 0; j < kM; ++j) s[i][j] = hn::Zero(d);
   }
   if (!a.reverse) {
     accumulate<false, true>(d, a, job, s);
@@ -59,7 +59,7 @@ HWY_NOINLINE void accumulate_tile(const AccumulateArgs& a, const TileJob& job) {
   float *state_out = a.state_out + p.state(a), *low = a.low + p.state(a);
   const V least = hn::Set(d, -80.0f);
   OUZEL_UNROLL
-  for (int j = 0; j < kVectors; ++j) {
+  for (int j = 0; j < kM; ++j) {
     const V total = decay.total == nullptr ? hn::Zero(d) : hn::Load(d, decay.total + j * kLanes);
     V shrink = math::expm1(d, total);
     OUZEL_UNROLL
@@ -90,8 +90,9 @@ HWY_NOINLINE void accumulate_tile(const AccumulateArgs& a, const TileJob& job) {
 void AccumulateRows(const AccumulateArgs& a) {
   const std::int64_t tiles = tiles_of<kValues, kVectors>(a);
   Columns columns{tiles, std::min(tiles, a.prefetch_count)};
-  for_tiles<kValues, kVectors>(
-      a, [&](const Place& p) HWY_ATTR { accumulate_tile(a, TileJob(a, p, columns.next())); });
+  for_tiles<kValues, kVectors>(a, [&](auto vectors, const Place& p) HWY_ATTR {
+    accumulate_tile<decltype(vectors)::value>(a, TileJob(a, p, columns.next()));
+  });
 }
 
 }  // namespace ouzel::HWY_NAMESPACE

@@ -54,12 +54,13 @@ HWY_NOINLINE void sweep_state(const SweepArgs& a, const TileJob& job) {
   };
   float* kept = at_or_null(a.states, p.state(a));
   const float* near = job.next.first;
+  const std::int64_t stride = job.next.stride;
   // x and v: where row t of keys and of values begins.
   for (std::int64_t t = 0, x = 0, v = 0; t < rows;) {
     const std::int64_t end = kept == nullptr ? rows : std::min(rows, t + Kind::kBlock);
     for (; t < end; ++t, x += key_pitch, v += value_pitch) {
       __builtin_prefetch(near, 0, 2);
-      near += job.next.stride;
+      near += stride;
       if constexpr (Kind::kReadBefore) read_queries(x, v);
       if constexpr (Kind::kEraseBefore) read(d, s, dr + v, de + x);
       if constexpr (Kind::kDirect) decay_row(d, s, job.decay, t);
@@ -124,7 +125,8 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
     }
     if (decay.lambda != nullptr) multiply_keys(d, g, decay.lambda);
   }
-  const float* near = job.next.first + begin * job.next.stride;
+  const std::int64_t stride = job.next.stride;
+  const float* near = job.next.first + begin * stride;
   const float* before = at_or_null(a.history, (end - begin) * kHistoryTile);
   std::int64_t x = end * key_pitch, v = end * value_pitch;
   for (std::int64_t t = end; t > begin;) {
@@ -140,7 +142,7 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
     while (t > stop) {
       --t, x -= key_pitch, v -= value_pitch;
       __builtin_prefetch(near, 0, 2);
-      near += job.next.stride;
+      near += stride;
       if constexpr (!Kind::kReadBefore) write_queries(x, v);
       read(d, g, w + v, dk + x);
       if constexpr (Kind::kGeneral) read(d, g, r + v, db + x);
@@ -167,7 +169,7 @@ HWY_NOINLINE void sweep_grad(const SweepArgs& a, const TileJob& job, std::int64_
 // for them, would leave the first-level cache.
 template <class Kind, int kM>
 constexpr std::int64_t grad_rows(const SweepArgs& a) {
-  return Kind::kDirect ? kHistoryBlock : kM > kVectors ? kGateBlock : a.rows;
+  return Kind::kDirect ? kHistoryBlock : kM > 2 ? kGateBlock : a.rows;
 }
 
 template <class Kind, int kN, int kM>
@@ -176,19 +178,20 @@ void sweep(const SweepArgs& a) {
   const std::int64_t tiles = tiles_of<kValues, kVectors>(a);
   const std::int64_t later = std::min(tiles, a.prefetch_count / 2);
   Columns columns{tiles, std::min(tiles, a.prefetch_count - later)};
-  for_tiles<kValues, kVectors>(a, [&](const Place& p) HWY_ATTR {
+  for_tiles<kValues, kVectors>(a, [&](auto vectors, const Place& p) HWY_ATTR {
     const std::int64_t column = columns.next();
-    sweep_state<Kind, kValues, kVectors>(
+    sweep_state<Kind, kValues, decltype(vectors)::value>(
         a, TileJob(a, p, column == Columns::kNone ? column : later + column));
   });
   const std::int64_t block = grad_rows<Kind, kM>(a);
   for (std::int64_t end = a.rows, begin; end > 0; end = begin) {
     begin = (end - 1) / block * block;
     columns = {tiles_of<kN, kM>(a), later};
-    for_tiles<kN, kM>(a, [&](const Place& p) HWY_ATTR {
+    for_tiles<kN, kM>(a, [&](auto vectors, const Place& p) HWY_ATTR {
+      constexpr int kTile = decltype(vectors)::value;
       const TileJob job(a, p, columns.next());
-      if constexpr (Kind::kDirect) sweep_history<Kind, kN, kM>(a, job, begin, end);
-      sweep_grad<Kind, kN, kM>(a, job, begin, end);
+      if constexpr (Kind::kDirect) sweep_history<Kind, kN, kTile>(a, job, begin, end);
+      sweep_grad<Kind, kN, kTile>(a, job, begin, end);
     });
   }
 }

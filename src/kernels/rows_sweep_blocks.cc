@@ -24,32 +24,34 @@ namespace {
 
 enum class Erase { kNone, kCollinear, kGeneral };
 
-// Where the state before a block is kept, of kKeys keys.
+// Where the state before a block is kept, of the kKeys keys of a column.
 template <int kKeys>
 float* state_of(const SweepArgs& a, const Place& p, std::int64_t block) {
-  return a.states + (block * kKeptValues + p.value % kKeptValues) * kKeys + p.key % kKeys;
+  return a.states + (block * kKeptValues + p.value % kKeptValues) * kKeys;
 }
 
-template <Erase kErase, int kKeys>
-HWY_NOINLINE void sweep_state(const BlockSweepArgs& a, const TileJob& job) {
+// `key`: of the tile in its column.
+template <Erase kErase, int kM, int kKeys>
+HWY_NOINLINE void sweep_state(const BlockSweepArgs& a, const TileJob& job, std::int64_t key) {
   const D d;
   const Place p = job.place;
-  Tile<kValues, kVectors> s;
+  Tile<kValues, kM> s;
   load(d, a.state + p.state(a), a.keys, s);
   const std::int64_t rows = a.rows, x = a.key_pitch, v = a.value_pitch;
   const float *k = a.k + p.key, *b = at_or_null(a.b, p.key), *factor = a.factor + p.key;
   const float *w = a.write + p.value, *upstream = a.output_grad + p.value;
   const float *r = at_or_null(a.read, p.value), *dr = at_or_null(a.read_grad, p.value);
   float *dq = a.dq + p.key, *de = at_or_null(a.de, p.key);
+  const bool many = a.queries > 1;
   const float* near = job.next.first;
-  float* kept = state_of<kKeys>(a, p, 0);
+  float* kept = state_of<kKeys>(a, p, 0) + key;
   for (std::int64_t begin = 0, end; begin < rows; begin = end, kept += kKeptValues * kKeys) {
     end = block_end(rows, true, begin);
     store(d, s, kept, kKeys);
     for (std::int64_t t = begin; t < end; ++t, near += job.next.stride) {
       __builtin_prefetch(near, 0, 2);
       read(d, s, upstream + t * v, dq + t * x);
-      for (std::int64_t n = 1; n < a.queries; ++n) {
+      for (std::int64_t n = 1; HWY_UNLIKELY(many) && n < a.queries; ++n) {
         read(d, s, upstream + (n * rows + t) * v, dq + (n * rows + t) * x);
       }
       if constexpr (kErase != Erase::kNone) read(d, s, dr + t * v, de + t * x);
@@ -78,6 +80,7 @@ HWY_NOINLINE void sweep_grad(const BlockSweepArgs& a, const TileJob& job, std::i
   const float *r = at_or_null(a.read, p.value), *dr = at_or_null(a.read_grad, p.value);
   float *dk = a.dk + p.key, *db = at_or_null(a.db, p.key), *sums = a.gate_sums + p.key;
   float* dv = at_or_null(a.dv, p.value);
+  const bool many = a.queries > 1;
   const float* near = job.next.first + from * job.next.stride;
   const float* before = state_of<kKeys>(a, p, blocks_before(rows, to));
   for (std::int64_t end = to, begin; end > from; end = begin) {
@@ -92,7 +95,8 @@ HWY_NOINLINE void sweep_grad(const BlockSweepArgs& a, const TileJob& job, std::i
     }
     multiply_keys(d, g, factor + begin * x);
     for (std::int64_t t = begin; t < end; ++t) {
-      for (std::int64_t n = 0; n < a.queries; ++n) {
+      write(d, g, q + t * x, upstream + t * v);
+      for (std::int64_t n = 1; HWY_UNLIKELY(many) && n < a.queries; ++n) {
         write(d, g, q + (n * rows + t) * x, upstream + (n * rows + t) * v);
       }
       if constexpr (kErase != Erase::kNone) write(d, g, e + t * x, dr + t * v);
@@ -108,15 +112,17 @@ void sweep(const BlockSweepArgs& a) {
   const std::int64_t later = std::min(grad_tiles, a.prefetch_count / 2);
   const std::int64_t sooner = std::min(tiles, a.prefetch_count - later);
   Columns state_columns{tiles, sooner};
-  const std::int64_t rows = kM > kVectors ? kGateBlock : a.rows;
-  constexpr std::int64_t kKeys = kM * kLanes;
+  const std::int64_t rows = kM > 2 ? kGateBlock : a.rows;
   Columns grad_columns{grad_tiles, later};
-  const auto part = [&](std::int64_t keys, std::int64_t values, std::int64_t end_value) HWY_ATTR {
-    for (std::int64_t key = keys; key < keys + kKeys; key += kVectors * kLanes) {
+  const auto part = [&](auto vectors, std::int64_t keys, std::int64_t values,
+                        std::int64_t end_value) HWY_ATTR {
+    constexpr int kWide = decltype(vectors)::value, kNarrow = HWY_MIN(kWide, kVectors);
+    constexpr int kKeys = kWide * kLanes;
+    for (std::int64_t key = keys; key < keys + kKeys; key += kNarrow * kLanes) {
       for (std::int64_t value = values; value < end_value; value += kValues) {
         const std::int64_t column = state_columns.next();
-        sweep_state<kErase, kKeys>(
-            a, TileJob(a, {key, value}, column == Columns::kNone ? column : later + column));
+        const TileJob job(a, {key, value}, column == Columns::kNone ? column : later + column);
+        sweep_state<kErase, kNarrow, kKeys>(a, job, key - keys);
       }
     }
     const Columns columns = grad_columns;
@@ -124,15 +130,16 @@ void sweep(const BlockSweepArgs& a) {
       begin = (end - 1) / rows * rows;
       grad_columns = columns;
       for (std::int64_t value = values; value < end_value; value += kN) {
-        sweep_grad<kErase, kN, kM>(a, TileJob(a, {keys, value}, grad_columns.next()), begin, end);
+        const TileJob job(a, {keys, value}, grad_columns.next());
+        sweep_grad<kErase, kN, kWide>(a, job, begin, end);
       }
     }
   };
-  for (std::int64_t keys = 0; keys < a.keys; keys += kKeys) {
+  for_columns<kM>(a, [&](auto vectors, std::int64_t keys) HWY_ATTR {
     for (std::int64_t value = 0; value < a.values; value += kKeptValues) {
-      part(keys, value, std::min(value + kKeptValues, a.values));
+      part(vectors, keys, value, std::min(value + kKeptValues, a.values));
     }
-  }
+  });
 }
 
 }  // namespace

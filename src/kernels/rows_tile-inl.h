@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "src/kernels/reset-inl.h"
@@ -25,13 +26,13 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace {
 
-// A tile is 16 of the 32 registers of AVX-512, 8 of the 16 of AVX2. Values and vectors of keys of
+// A tile is 16 of the 32 registers of AVX-512, 12 of the 16 of AVX2. Values and vectors of keys of
 // the shape that most sweeps take; its rows of 64 tokens stay in the first-level cache.
 inline constexpr int kValues = HWY_TARGET == HWY_AVX3 ? 8 : 4;
-inline constexpr int kVectors = 2;
+inline constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 3 : 2;
 // The shape with the fewer sums over lanes, where keys are that many.
 inline constexpr int kWideValues = 4;
-inline constexpr int kWideVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
+inline constexpr int kWideVectors = HWY_TARGET == HWY_AVX3 ? 4 : kVectors;
 
 template <int kN, int kM>
 using Tile = V[kN][kM];
@@ -249,17 +250,39 @@ struct Columns {
   static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
 };
 
-// body(place) for all tiles of a shape, those of the same keys after each other: rows of keys are
-// the longer.
+template <int kM>
+using Vectors = std::integral_constant<int, kM>;
+
+// Keys are whole pairs of vectors: how many pairs go before threes.
+template <int kM>
+std::int64_t pairs_before(std::int64_t keys) {
+  const std::int64_t rest = kM == 3 ? keys / kLanes % 3 : 0;
+  return rest == 0 ? 0 : 3 - rest;
+}
+
+// body(Vectors, key) for the columns of tiles; where those are of three vectors, of some two.
+template <int kM, class Body>
+HWY_INLINE void for_columns(const ChunkArgs& a, Body body) {
+  std::int64_t key = 0;
+  if constexpr (kM == 3) {
+    const std::int64_t wide = pairs_before<kM>(a.keys) * 2 * kLanes;
+    for (; key < wide; key += 2 * kLanes) body(Vectors<2>(), key);
+  }
+  for (; key < a.keys; key += kM * kLanes) body(Vectors<kM>(), key);
+}
+
+// body(Vectors, place) for all tiles, those of the same keys after each other: rows of keys are the
+// longer.
 template <int kN, int kM, class Body>
 HWY_INLINE void for_tiles(const ChunkArgs& a, Body body) {
-  for (std::int64_t key = 0; key < a.keys; key += kM * kLanes) {
-    for (std::int64_t value = 0; value < a.values; value += kN) body(Place{key, value});
-  }
+  for_columns<kM>(a, [&](auto vectors, std::int64_t key) HWY_ATTR {
+    for (std::int64_t value = 0; value < a.values; value += kN) body(vectors, Place{key, value});
+  });
 }
 template <int kN, int kM>
 std::int64_t tiles_of(const ChunkArgs& a) {
-  return a.values / kN * (a.keys / (kM * kLanes));
+  const std::int64_t pairs = pairs_before<kM>(a.keys), vectors = a.keys / kLanes - 2 * pairs;
+  return a.values / kN * (pairs + vectors / kM);
 }
 
 }  // namespace
