@@ -10,6 +10,7 @@
 #include "src/kernels/math-inl.h"
 #include "src/kernels/partial-inl.h"
 #include "src/kernels/typed-inl.h"
+#include "src/kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ouzel::HWY_NAMESPACE {
@@ -18,6 +19,24 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Rows that are fetched ahead: rows of a head are pages apart, where the processor foresees nothing
 // (3 times slower); more than eight would evict each other from the first-level cache.
 constexpr int64_t kRowsAhead = 8;
+// Vectors of a cache line of floats.
+constexpr int kLineVectors = HWY_MAX(16 / HWY_LANES(float), 1);
+
+// body(i, count) for the vectors of a row, of `count` lanes; line(i) before those of a line.
+template <class Line, class Body>
+HWY_INLINE void ForVectors(int64_t size, Line line, Body body) {
+  constexpr int64_t kLanes = HWY_LANES(float), kLine = kLineVectors * kLanes;
+  int64_t i = 0;
+  for (; i + kLine <= size; i += kLine) {
+    line(i);
+    OUZEL_UNROLL
+    for (int j = 0; j < kLineVectors; ++j) body(i + j * kLanes, kLanes);
+  }
+  if (i == size) return;
+  line(i);
+  for (; i + kLanes <= size; i += kLanes) body(i, kLanes);
+  if (i < size) body(i, size - i);
+}
 
 template <class Element>
 HWY_INLINE void LoadRowsOf(const LoadRowsArgs& a) {
@@ -25,11 +44,13 @@ HWY_INLINE void LoadRowsOf(const LoadRowsArgs& a) {
   constexpr int64_t kLanes = HWY_LANES(float);
   const auto factor = hn::Set(d, a.factor);
   const auto* from = static_cast<const Element*>(a.from);
+  // What is stored might change the arguments.
+  const int64_t size = a.size, pitch = a.pitch;
   for (int64_t r = 0; r < a.rows; ++r) {
     const Element* x = from + r * a.stride;
     const Element* ahead = from + HWY_MIN(r + kRowsAhead, a.rows - 1) * a.stride;
-    float* to = a.to + r * a.every * a.pitch;
-    if (a.pitch == 1) {
+    float* to = a.to + r * a.every * pitch;
+    if (pitch == 1) {
       if constexpr (sizeof(Element) == sizeof(float)) {
         *to = a.factor * *x;
       } else {
@@ -37,31 +58,28 @@ HWY_INLINE void LoadRowsOf(const LoadRowsArgs& a) {
       }
       continue;
     }
-    int64_t i = 0;
-    for (; i + kLanes <= a.size; i += kLanes) {
-      __builtin_prefetch(ahead + i);
-      hn::StoreU(hn::Mul(factor, LoadFirst(d, x + i, kLanes)), d, to + i);
+    ForVectors(
+        size, [&](int64_t i) HWY_ATTR { __builtin_prefetch(ahead + i); },
+        [&](int64_t i, int64_t count)
+            HWY_ATTR { hn::StoreU(hn::Mul(factor, LoadFirst(d, x + i, count)), d, to + i); });
+    for (int64_t i = (size + kLanes - 1) / kLanes * kLanes; i < pitch; i += kLanes) {
+      hn::StoreU(hn::Zero(d), d, to + i);
     }
-    if (i < a.size) {
-      __builtin_prefetch(ahead + i);
-      hn::StoreU(hn::Mul(factor, LoadFirst(d, x + i, a.size - i)), d, to + i);
-      i += kLanes;
-    }
-    for (; i < a.pitch; i += kLanes) hn::StoreU(hn::Zero(d), d, to + i);
   }
 }
 
-template <class Element>
+template <bool kAdd, class Element>
 HWY_INLINE void StoreRowsOf(const StoreRowsArgs& a) {
   const hn::ScalableTag<float> d;
   constexpr int64_t kLanes = HWY_LANES(float);
   const auto factor = hn::Set(d, a.factor);
+  const int64_t size = a.size;
   for (int64_t r = 0; r < a.rows; ++r) {
     const float* x = a.from + r * a.every * a.pitch;
     Element* to = static_cast<Element*>(a.to) + r * a.stride;
-    if constexpr (sizeof(Element) == sizeof(float)) {
+    if constexpr (sizeof(Element) == sizeof(float) && !kAdd) {
       if (a.stream) {
-        for (int64_t i = 0; i < a.size; i += kLanes) {
+        for (int64_t i = 0; i < size; i += kLanes) {
           hn::Stream(hn::Mul(factor, hn::LoadU(d, x + i)), d, to + i);
         }
         continue;
@@ -69,16 +87,19 @@ HWY_INLINE void StoreRowsOf(const StoreRowsArgs& a) {
     }
     const Element* ahead =
         static_cast<Element*>(a.to) + HWY_MIN(r + kRowsAhead, a.rows - 1) * a.stride;
-    const auto store = [&](int64_t i, int64_t count) HWY_ATTR {
-      __builtin_prefetch(ahead + i, 1);
-      auto y = hn::Mul(factor, load_first(d, x + i, count));
-      if (a.add) y = hn::Add(LoadFirst(d, to + i, count), y);
-      StoreFirst(d, y, to + i, count);
-    };
-    int64_t i = 0;
-    for (; i + kLanes <= a.size; i += kLanes) store(i, kLanes);
-    if (i < a.size) store(i, a.size - i);
+    ForVectors(
+        size, [&](int64_t i) HWY_ATTR { __builtin_prefetch(ahead + i, 1); },
+        [&](int64_t i, int64_t count) HWY_ATTR {
+          auto y = hn::Mul(factor, load_first(d, x + i, count));
+          if constexpr (kAdd) y = hn::Add(LoadFirst(d, to + i, count), y);
+          StoreFirst(d, y, to + i, count);
+        });
   }
+}
+
+template <class Element>
+void StoreRowsOf(const StoreRowsArgs& a) {
+  a.add ? StoreRowsOf<true, Element>(a) : StoreRowsOf<false, Element>(a);
 }
 
 void LoadRows(const LoadRowsArgs& a) {

@@ -36,19 +36,32 @@ HWY_INLINE V reciprocal(D d, V x) {
 #endif
 }
 
-// A row times its factor; in null: zeros.
+// body(i) for the vectors of keys, which are whole groups.
+template <class Body>
+HWY_INLINE void for_keys(std::int64_t keys, Body body) {
+  for (std::int64_t i = 0; i < keys; i += kKeyGroup) {
+    OUZEL_UNROLL
+    for (std::int64_t j = 0; j < kKeyGroup; j += kLanes) body(i + j);
+  }
+}
+
+// A row times its factor.
 HWY_INLINE void fold_row(const FoldRowsArgs& a, std::int64_t t, const float* in, float* out) {
   const D d;
-  const float* factor = nullptr;
-  std::int64_t step = 0;
-  if (a.factor != nullptr) {
-    factor = a.factor + (t + (a.next ? 1 : 0)) * a.folds->pitch;
-    step = a.folds->per_key ? 1 : 0;
+  const std::int64_t keys = a.keys;
+  if (a.factor == nullptr) {
+    for_keys(keys, [&](std::int64_t i) HWY_ATTR { hn::Store(hn::Load(d, in + i), d, out + i); });
+    return;
   }
-  for (std::int64_t i = 0; i < a.keys; i += kLanes) {
-    V x = in == nullptr ? hn::Zero(d) : hn::Load(d, in + i);
-    if (factor != nullptr) x = hn::Mul(x, hn::Load(d, factor + i * step));
-    hn::Store(x, d, out + i);
+  const float* factor = a.factor + (t + (a.next ? 1 : 0)) * a.folds->pitch;
+  if (a.folds->per_key) {
+    for_keys(keys, [&](std::int64_t i) HWY_ATTR {
+      hn::Store(hn::Mul(hn::Load(d, in + i), hn::Load(d, factor + i)), d, out + i);
+    });
+  } else {
+    const V f = hn::Load(d, factor);
+    for_keys(keys, [&](std::int64_t i)
+                       HWY_ATTR { hn::Store(hn::Mul(hn::Load(d, in + i), f), d, out + i); });
   }
 }
 
@@ -75,27 +88,37 @@ namespace {
 
 // body(row, log decay, the sum of those of the key up to the row, store) for each vector, where
 // store(x, to, row) takes an array [..][pitch]; a decay per head is computed once.
-template <class Body>
-HWY_INLINE void for_each_decay(const float* g, const Folds& f, Body body) {
+template <bool kPerKey, class Body>
+HWY_INLINE void for_each_decay(const float* g, const Folds f, Body body) {
   const D d;
-  const std::int64_t computed = f.per_key ? f.width : kLanes, copies = f.per_key ? kLanes : f.width;
+  const std::int64_t computed = kPerKey ? f.width : kLanes, copies = kPerKey ? kLanes : f.width;
   for (std::int64_t i = 0; i < computed; i += kLanes) {
     const auto store = [&](V x, float* to, std::int64_t row) HWY_ATTR {
-      for (std::int64_t c = 0; c < copies; c += kLanes) hn::Store(x, d, to + row * f.pitch + i + c);
+      to += row * f.pitch + i;
+      if constexpr (kPerKey) {
+        hn::Store(x, d, to);
+      } else {
+        for (std::int64_t c = 0; c < copies; c += kLanes) hn::Store(x, d, to + c);
+      }
     };
     V sum = hn::Zero(d);
     for (std::int64_t t = 0; t < f.rows; ++t) {
-      const V x = f.per_key ? hn::Load(d, g + t * f.pitch + i) : hn::Set(d, g[t]);
+      const V x = kPerKey ? hn::Load(d, g + t * f.pitch + i) : hn::Set(d, g[t]);
       sum = hn::Add(sum, x);
       body(t, x, sum, store);
     }
     store(sum, f.total, 0);
   }
 }
+template <class Body>
+HWY_INLINE void for_each_decay(const float* g, const Folds& f, Body body) {
+  f.per_key ? for_each_decay<true>(g, f, body) : for_each_decay<false>(g, f, body);
+}
 
 }  // namespace
 
-void FoldDecays(const float* g, const Folds& f) {
+void FoldDecays(const float* g, const Folds& folds) {
+  const Folds f = folds;
   const D d;
   V lambda = hn::Set(d, 1.0f);
   for_each_decay(g, f, [&](std::int64_t t, V x, const V& sum, auto store) HWY_ATTR {
@@ -114,7 +137,8 @@ void FoldDecays(const float* g, const Folds& f) {
   });
 }
 
-bool RowDecays(const float* g, const Folds& f) {
+bool RowDecays(const float* g, const Folds& folds) {
+  const Folds f = folds;
   const D d;
   auto zero = hn::FirstN(d, 0);
   for_each_decay(g, f, [&](std::int64_t t, V x, V& sum, auto store) HWY_ATTR {
@@ -136,15 +160,15 @@ bool RowDecays(const float* g, const Folds& f) {
 }
 
 void FoldRows(const FoldRowsArgs& a, const float* in, float* out) {
-  for (std::int64_t t = 0; t < a.rows; ++t) {
-    const bool none = (t + 1) % a.every != 0;
-    fold_row(a, t, none ? nullptr : in + t / a.every * a.pitch, out + t * a.pitch);
+  for (std::int64_t t = 0; t < a.rows; ++t, in += a.pitch, out += a.pitch) {
+    for (std::int64_t n = 1; n < a.every; ++n, ++t, out += a.pitch) std::fill_n(out, a.keys, 0.0f);
+    fold_row(a, t, in, out);
   }
 }
 
 void UnfoldRows(const FoldRowsArgs& a, const float* in, float* out) {
-  for (std::int64_t t = a.every - 1; t < a.rows; t += a.every) {
-    fold_row(a, t, in + t * a.pitch, out + t / a.every * a.pitch);
+  for (std::int64_t t = a.every - 1; t < a.rows; t += a.every, out += a.pitch) {
+    fold_row(a, t, in + t * a.pitch, out);
   }
 }
 
@@ -157,44 +181,72 @@ void SumKeys(const FoldRowsArgs& a, const float* in, float* out) {
   }
 }
 
-void GateGrads(const GateArgs& a) {
+namespace {
+
+enum class Erase { kNone, kCollinear, kGeneral };
+
+// kOne: a query a row.
+template <Erase kErase, bool kBefore, bool kOne>
+void gate_grads(const GateArgs a) {
   const D d;
-  const bool read_before = a.before && a.e == nullptr, erase_before = a.before && a.e != nullptr;
-  const std::int64_t tokens = a.rows / a.every;
+  constexpr bool kErases = kErase != Erase::kNone;
+  constexpr bool kReadBefore = kBefore && !kErases, kEraseBefore = kBefore && kErases;
+  const std::int64_t tokens = a.rows / a.every, pitch = a.pitch;
+  const auto product = [&](const float* x, const float* dx, std::int64_t at)
+                           HWY_ATTR { return hn::Mul(hn::Load(d, x + at), hn::Load(d, dx + at)); };
   for (std::int64_t i = 0; i < a.keys; i += kLanes) {
-    const auto product = [&](const float* x, const float* dx, std::int64_t at) HWY_ATTR {
-      return hn::Mul(hn::Load(d, x + at), hn::Load(d, dx + at));
-    };
     // Where the queries' token stands, and how many rows from here it has its own: divisions would
     // take longer.
-    std::int64_t query = tokens * a.pitch + i, until = 1;
-    std::int64_t left = (a.rows - 1) % kGateBlock + 1;  // of the block
-    const float* block = a.sums + (a.rows - 1) / kGateBlock * a.pitch + i;
-    V sum = hn::Load(d, block);
-    for (std::int64_t at = (a.rows - 1) * a.pitch + i; at >= 0; at -= a.pitch) {
-      if (left-- == 0) {
-        left = kGateBlock - 1;
-        block -= a.pitch;
-        sum = hn::Load(d, block);
-      }
-      V read = hn::Zero(d);
-      if (--until == 0) {
-        until = a.every;
-        query -= a.pitch;
-        for (std::int64_t n = 0, x = query; n < a.queries; ++n, x += tokens * a.pitch) {
-          read = hn::Add(read, product(a.q, a.dq, x));
+    std::int64_t query = tokens * pitch + i, until = 1;
+    const float* block = a.sums + (a.rows - 1) / kGateBlock * pitch + i;
+    std::int64_t at = (a.rows - 1) * pitch + i, left = (a.rows - 1) % kGateBlock + 1;
+    for (; at >= 0; left = kGateBlock, block -= pitch) {
+      V sum = hn::Load(d, block);
+      for (; left > 0; --left, at -= pitch) {
+        V read = hn::Zero(d);
+        if constexpr (kOne) {
+          read = product(a.q, a.dq, at);
+        } else if (--until == 0) {
+          until = a.every;
+          query -= pitch;
+          for (std::int64_t n = 0, x = query; n < a.queries; ++n, x += tokens * pitch) {
+            read = hn::Add(read, product(a.q, a.dq, x));
+          }
         }
+        V change = kReadBefore ? hn::Zero(d) : read;
+        change = hn::Sub(change, product(a.k, a.dk, at));
+        if constexpr (kErase == Erase::kGeneral) change = hn::Sub(change, product(a.b, a.db, at));
+        V erased = hn::Zero(d);
+        if constexpr (kErases) erased = product(a.e, a.de, at);
+        if constexpr (kErases && !kEraseBefore) change = hn::Add(change, erased);
+        sum = hn::Add(sum, change);
+        hn::Store(sum, d, a.dg + at);
+        if constexpr (kEraseBefore) sum = hn::Add(sum, erased);
+        if constexpr (kReadBefore) sum = hn::Add(sum, read);
       }
-      V change = read_before ? hn::Zero(d) : read;
-      change = hn::Sub(change, product(a.k, a.dk, at));
-      if (a.b != nullptr) change = hn::Sub(change, product(a.b, a.db, at));
-      V erased = a.e == nullptr ? hn::Zero(d) : product(a.e, a.de, at);
-      if (!erase_before) change = hn::Add(change, erased);
-      sum = hn::Add(sum, change);
-      hn::Store(sum, d, a.dg + at);
-      if (erase_before) sum = hn::Add(sum, erased);
-      if (read_before) sum = hn::Add(sum, read);
     }
+  }
+}
+
+template <Erase kErase, bool kBefore>
+void gate_grads(const GateArgs& a) {
+  a.queries == 1 && a.every == 1 ? gate_grads<kErase, kBefore, true>(a)
+                                 : gate_grads<kErase, kBefore, false>(a);
+}
+template <Erase kErase>
+void gate_grads(const GateArgs& a) {
+  a.before ? gate_grads<kErase, true>(a) : gate_grads<kErase, false>(a);
+}
+
+}  // namespace
+
+void GateGrads(const GateArgs& a) {
+  if (a.e == nullptr) {
+    gate_grads<Erase::kNone>(a);
+  } else if (a.b == nullptr) {
+    gate_grads<Erase::kCollinear>(a);
+  } else {
+    gate_grads<Erase::kGeneral>(a);
   }
 }
 
