@@ -51,7 +51,10 @@ HWY_INLINE V scale_by_pow2(D d, V p, V n) {
 #endif
   // In two halves, so that 2^128 and 2^-150 pass.
   const hn::RebindToSigned<D> di;
-  const auto ni = hn::ConvertTo(di, n);
+  // Beside 1.5 * 2^23 the bits of a float count in ones: a conversion would look for what is too
+  // large.
+  const V ones = hn::Set(d, 0x1.8p23f);
+  const auto ni = hn::Sub(hn::BitCast(di, hn::Add(n, ones)), hn::BitCast(di, ones));
   const auto half = hn::ShiftRight<1>(ni);
   const auto bias = hn::Set(di, 127);
   const V a = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(half, bias)));
