@@ -51,6 +51,15 @@ HWY_INLINE void store(D d, const V (&x)[kVectors], float* to) {
   for (int j = 0; j < kVectors; ++j) hn::Store(x[j], d, to + j * kLanes);
 }
 
+// body(key) for keys, whole groups of four.
+template <class Body>
+HWY_INLINE void for_keys(std::int64_t keys, Body body) {
+  for (std::int64_t key = 0; key < keys; key += 4) {
+    OUZEL_UNROLL
+    for (int i = 0; i < 4; ++i) body(key + i);
+  }
+}
+
 // y = S~^T x_t for kRows rows of x.
 template <int kRows>
 HWY_INLINE void read_block(D d, const ErasingArgs& a, const float* x, const float* slab,
@@ -61,17 +70,18 @@ HWY_INLINE void read_block(D d, const ErasingArgs& a, const float* x, const floa
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) y[i][j] = hn::Zero(d);
   }
-  for (std::int64_t k = 0; k < a.keys; ++k, slab += kValueSlab) {
+  for_keys(a.keys, [&](std::int64_t k) HWY_ATTR {
+    const float* from = slab + k * kValueSlab;
     V state[kVectors];
     OUZEL_UNROLL
-    for (int j = 0; j < kVectors; ++j) state[j] = hn::Load(d, slab + j * kLanes);
+    for (int j = 0; j < kVectors; ++j) state[j] = hn::Load(d, from + j * kLanes);
     OUZEL_UNROLL
     for (int i = 0; i < kRows; ++i) {
       const V key = hn::Set(d, x[i * pitch + k]);
       OUZEL_UNROLL
       for (int j = 0; j < kVectors; ++j) y[i][j] = hn::MulAdd(key, state[j], y[i][j]);
     }
-  }
+  });
 }
 
 // Columns of a state, and what they lost to rounding; low null: the sum is plain.
@@ -105,19 +115,20 @@ struct Written {
 template <int kRows, bool kTwo, bool kScale>
 HWY_INLINE void write_rows(D d, std::int64_t keys, const Written<kRows, kTwo> written,
                            const float* factor, float* slab) {
-  for (std::int64_t k = 0; k < keys; ++k, slab += kValueSlab) {
+  for_keys(keys, [&](std::int64_t k) HWY_ATTR {
+    float* to = slab + k * kValueSlab;
     V state[kVectors];
     OUZEL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      state[j] = hn::Load(d, slab + j * kLanes);
+      state[j] = hn::Load(d, to + j * kLanes);
       if constexpr (kScale) {
         const V f = hn::Set(d, factor[k]);
         state[j] = hn::IfThenElseZero(is_kept(d, f), hn::Mul(state[j], f));
       }
     }
     written.add_to(d, k, state);
-    store(d, state, slab);
-  }
+    store(d, state, to);
+  });
 }
 
 // The same in two parts, what is written summed from zero.
