@@ -42,8 +42,11 @@ constexpr std::int64_t group_pitch() {
   return kGroupKeys * block_rows(kErase != Erase::kNone, kErase == Erase::kGeneral);
 }
 
-// Brings in the lines of the next chunk, evenly spread over the steps of all sweeps, 16 keys each:
-// in bursts they would take the buffers that loads from the second-level cache need too.
+// Keys of a sweep after which more lines are brought in.
+constexpr std::int64_t kStepKeys = 64;
+
+// Brings in the lines of the next chunk, evenly spread over the steps of all sweeps: in bursts they
+// would take the buffers that loads from the second-level cache need too.
 struct Prefetch {
   PrefetchAhead* ahead;
   std::int64_t a_step;
@@ -51,13 +54,17 @@ struct Prefetch {
       : ahead(a.ahead), a_step((a.ahead->lines + steps - 1) / steps) {}
   // Inline: a call would spill all vectors.
   HWY_INLINE void step() {
-    const std::int64_t count = HWY_MIN(a_step, ahead->lines);
+    std::int64_t count = HWY_MIN(a_step, ahead->lines);
     ahead->lines -= count;
     const PrefetchColumn* column = ahead->next;
     std::int64_t token = ahead->token;
-    for (std::int64_t i = 0; i < count; ++i) {
-      __builtin_prefetch(column->first + token * column->stride, 0, 2);
-      if (++column == ahead->end) {
+    while (count > 0) {
+      const PrefetchColumn* end = column + HWY_MIN(count, ahead->end - column);
+      count -= end - column;
+      for (; column != end; ++column) {
+        __builtin_prefetch(column->first + token * column->stride, 0, 2);
+      }
+      if (column == ahead->end) {
         column = ahead->columns;
         ++token;
       }
@@ -116,7 +123,7 @@ HWY_INLINE void sweep_reads(const float* x, std::int64_t pitch, std::int64_t key
     for (int j = 0; j < kVectors; ++j) odd[i][j] = hn::Zero(d);
   }
   for (std::int64_t key = 0; key < keys; key += kGroupKeys, x += pitch) {
-    prefetch.step();
+    if (key % kStepKeys == 0) prefetch.step();
     const std::int64_t end = HWY_MIN(keys - key, kGroupKeys);
     for (std::int64_t n = 0; n < end; n += kUnrolled, state += kUnrolled * kSlab) {
       OUZEL_UNROLL
@@ -168,7 +175,7 @@ HWY_INLINE void sweep_writes(const WriteArgs a, const Strip& strip, const V (&w)
     if constexpr (kLeaveColumns) fold[j] = hn::Load(d, a.column_leave + j * kLanes);
   }
   for (std::int64_t group = 0; group < a.keys; group += kGroupKeys, rows += group_pitch<kErase>()) {
-    prefetch.step();
+    if (group % kStepKeys == 0) prefetch.step();
     const std::int64_t end = HWY_MIN(a.keys - group, kGroupKeys);
     for (std::int64_t n = 0; n < end; n += kUnrolled) {
       OUZEL_UNROLL
@@ -491,8 +498,8 @@ struct Block {
     const std::int64_t strips = a.slab_count * (kSlab / kStrip);
     const std::int64_t floats = Strip::floats(a.queries);
     const std::int64_t sweeps = (kErases ? 1 : 0) + (kReadsInWrite ? 0 : 1) + a.queries;
-    const std::int64_t groups = (a.keys + kGroupKeys - 1) / kGroupKeys;
-    Prefetch prefetch(a, strips * a.blocks * sweeps * groups);
+    const std::int64_t steps = (a.keys + kStepKeys - 1) / kStepKeys;
+    Prefetch prefetch(a, strips * a.blocks * sweeps * steps);
     for (std::int64_t index = 0; index < strips; index += 2) {
       // A lone strip of AVX-512 has no other to take turns with.
       Strip first(a, index, a.scratch),
