@@ -650,13 +650,24 @@ class Train(ModelTest):
         self.assertNotIn(b"vocab_size", other.stderr)
         self.assertNotIn(b"lengthened", other.stderr)
 
-    def test_a_configuration_of_others_is_not_replaced(self):
+    def test_files_of_others_are_not_replaced(self):
         out = self.folder / "out"
         out.mkdir()
         (out / "config.json").write_text("of another program")
         self.assert_fails(run(*self.train(out)), 1, "config.json is there without a model",
                           "--overwrite")
         self.assertEqual((out / "config.json").read_text(), "of another program")
+        (out / "config.json").unlink()
+        (out / "metrics.jsonl").write_text("of another program")
+        self.assert_fails(run(*self.train(out)), 1, "metrics.jsonl is there without a model",
+                          "--overwrite")
+        self.assertEqual((out / "metrics.jsonl").read_text(), "of another program")
+        # Of a run that was stopped before its first checkpoint.
+        for begun in ("", '{"iter', '{"iteration":1,"loss":5.5}\n{"iter'):
+            (out / "metrics.jsonl").write_text(begun)
+            check(*self.train(out, "--iterations", 1))
+            shutil.rmtree(out)
+            out.mkdir()
         resumed = run(*self.train(self.folder / "new", "--iterations", 1, "--resume"))
         self.assertIn(b"nothing to go on from", resumed.stderr)
 

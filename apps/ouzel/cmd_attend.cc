@@ -446,7 +446,7 @@ Action declare(CLI::App& parser) {
       ->type_name("NAME");
   parser
       .add_option("--dtype", options->dtype,
-                  "The type of inputs, outputs and gradients: f32, bf16, f16; states are f32")
+                  "The type of inputs, outputs and gradients; that of states stays f32")
       ->check(one_of({"f32", "bf16", "f16"}))
       ->type_name("TYPE")
       ->capture_default_str();

@@ -109,17 +109,21 @@ Json to_json(const TrainPlan& plan) {
           {"peak_bytes", plan.peak_bytes}};
 }
 
+std::string counted(std::int64_t count, const char* what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::vector<std::string> described(const TrainOptions& train, const TrainPlan& plan) {
   const ModelConfig& model = train.model;
   const auto tokens = train.batch * train.context * train.grad_accumulation;
   return {
-      fmt::format("model      {}{}, {} layers of {}, {} heads", ouzel::name_of(model.mixer.kind),
-                  model.attn.empty() ? "" : " (hybrid)", model.num_hidden_layers, model.hidden_size,
-                  model.mixer.num_heads),
+      fmt::format("model      {}{}, {} of {}, {}", ouzel::name_of(model.mixer.kind),
+                  model.attn.empty() ? "" : " (hybrid)", counted(model.num_hidden_layers, "layer"),
+                  model.hidden_size, counted(model.mixer.num_heads, "head")),
       fmt::format("parameters {} ({} without embeddings)", with_commas(plan.parameters),
                   with_commas(plan.parameters_without_embeddings)),
       fmt::format(
-          "iteration  {} bytes: {} windows of {}{}", with_commas(tokens), train.batch,
+          "iteration  {} bytes: {} of {}{}", with_commas(tokens), counted(train.batch, "window"),
           train.context,
           train.grad_accumulation == 1 ? "" : fmt::format(", {} times", train.grad_accumulation)),
       fmt::format(
@@ -278,6 +282,10 @@ int run(Options options) {
     for (const std::string& line : described(train, plan)) progress.line(line);
     if (train.resume && before.asked == 0) {
       progress.line("resume     nothing to go on from in " + train.out + ": from the start");
+    }
+    if (train.warmup >= train.iterations) {
+      progress.line(fmt::format("warmup     of {} is not over in {}: the learning rate only rises",
+                                counted(train.warmup, "iteration"), train.iterations));
     }
     bool tells_length = before.asked != 0 && before.asked < train.iterations;
     // Where nothing can be redrawn, about twenty lines tell of the whole run, and one of its start.

@@ -14,6 +14,7 @@
 #include "src/formats/json.h"
 #include "src/formats/safetensors.h"
 #include "src/models/checkpoint.h"
+#include "src/train/metrics.h"
 
 namespace ouzel {
 namespace {
@@ -167,12 +168,14 @@ void refuse_used(const TrainOptions& options, const std::string& resume,
   }
   if (!holds_model(options.out)) {
     const std::string config = options.out + "/config.json";
+    const std::string metrics = options.out + "/metrics.jsonl";
     constexpr std::uint64_t kMost = UINT64_C(1) << 26;
-    if (!is_there(config) || read_file(config, kMost) == options.model.to_json()) return;
+    const bool configured = is_there(config) && read_file(config, kMost) != options.model.to_json();
+    if (!configured && !is_foreign_metrics(metrics)) return;
     throw Error(ErrorKind::kInvalidArgument,
                 fmt::format("{} is there without a model, and the run would replace it: choose "
                             "another folder, move it away, or replace it ({})",
-                            config, overwrite));
+                            configured ? config : metrics, overwrite));
   }
   if (options.resume) {
     throw Error(

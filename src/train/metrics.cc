@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -16,11 +18,22 @@
 namespace ouzel {
 namespace {
 
+// What every line that a run writes begins with.
+constexpr std::string_view kBegin = "{\"iteration\":";
+
 [[noreturn]] void fail(const std::string& path, const char* what) {
   throw Error(ErrorKind::kIo, fmt::format("{}: cannot {}: {}", path, what, std::strerror(errno)));
 }
 
 }  // namespace
+
+bool is_foreign_metrics(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string begin(kBegin.size(), '\0');
+  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  begin.resize(static_cast<std::size_t>(file.gcount()));
+  return !kBegin.starts_with(begin);  // one that is cut short, even to nothing, is a run's
+}
 
 Metrics::Metrics(const std::string& path, std::int64_t bytes) : path_(path) {
   fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);

@@ -9,6 +9,9 @@
 
 namespace ouzel {
 
+// Whether a file is there that no run has written.
+bool is_foreign_metrics(const std::string& path);
+
 class Metrics {
  public:
   // Opens the file and cuts what stands behind `bytes`: lines of iterations that will be done
