@@ -82,26 +82,53 @@ void step(const StepArgs& a) {
   }
 }
 
+// Rows and vectors of a product at a time: three by four take all 16 registers of AVX2.
+constexpr int kProductRows = HWY_TARGET == HWY_AVX3 ? 8 : 3;
+constexpr int kProductVectors = HWY_TARGET == HWY_AVX3 ? 1 : 4;
+
+template <int kRows, int kVectors>
+void product_tile(const SmallProductArgs& p, std::int64_t row, std::int64_t column) {
+  const D d;
+  V c[kRows][kVectors];
+  float* to = p.c + row * p.c_row + column;
+  OUZEL_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const std::int64_t n = j * kLanes;
+      c[i][j] = p.add               ? hn::Load(d, to + i * p.c_row + n)
+                : p.bias != nullptr ? hn::Load(d, p.bias + column + n)
+                                    : hn::Zero(d);
+    }
+  }
+  const float *a = p.a + row * p.a_row, *b = p.b + column;
+  const std::int64_t a_row = p.a_row, a_column = p.a_column, b_row = p.b_row;
+  for (std::int64_t k = 0; k < p.depth; ++k, a += a_column, b += b_row) {
+    V x[kRows];
+    OUZEL_UNROLL
+    for (int i = 0; i < kRows; ++i) x[i] = hn::Set(d, a[i * a_row]);
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      const V y = hn::Load(d, b + j * kLanes);
+      OUZEL_UNROLL
+      for (int i = 0; i < kRows; ++i) c[i][j] = hn::MulAdd(x[i], y, c[i][j]);
+    }
+  }
+  OUZEL_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    OUZEL_UNROLL
+    for (int j = 0; j < kVectors; ++j) hn::Store(c[i][j], d, to + i * p.c_row + j * kLanes);
+  }
+}
+
 template <int kRows>
 void product_rows(const SmallProductArgs& p, std::int64_t row) {
-  const D d;
-  for (std::int64_t n = 0; n < p.columns; n += kLanes) {
-    V c[kRows];
-    OUZEL_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      c[i] = p.add ? hn::Load(d, p.c + (row + i) * p.c_row + n)
-                   : (p.bias != nullptr ? hn::Load(d, p.bias + n) : hn::Zero(d));
-    }
-    for (std::int64_t k = 0; k < p.depth; ++k) {
-      const V b = hn::Load(d, p.b + k * p.b_row + n);
-      OUZEL_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        c[i] = hn::MulAdd(hn::Set(d, p.a[(row + i) * p.a_row + k * p.a_column]), b, c[i]);
-      }
-    }
-    OUZEL_UNROLL
-    for (int i = 0; i < kRows; ++i) hn::Store(c[i], d, p.c + (row + i) * p.c_row + n);
+  std::int64_t n = 0;
+  if constexpr (kProductVectors > 1) {
+    constexpr std::int64_t kStep = kProductVectors * kLanes;
+    for (; n + kStep <= p.columns; n += kStep) product_tile<kRows, kProductVectors>(p, row, n);
   }
+  for (; n < p.columns; n += kLanes) product_tile<kRows, 1>(p, row, n);
 }
 
 }  // namespace
@@ -110,7 +137,7 @@ void RecurrenceStep(const StepArgs& a) { a.s_residue != nullptr ? step<true>(a) 
 
 void SmallProduct(const SmallProductArgs& p) {
   std::int64_t row = 0;
-  for (; row + 8 <= p.rows; row += 8) product_rows<8>(p, row);
+  for (; row + kProductRows <= p.rows; row += kProductRows) product_rows<kProductRows>(p, row);
   for (; row < p.rows; ++row) product_rows<1>(p, row);
 }
 

@@ -3,6 +3,7 @@
 #include "src/ops/recurrence_backward.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace ouzel {
 
@@ -21,21 +22,23 @@ void Backward::add_weight_grads(const FeatureMapWeightGrads& grads, bool from_q,
     const std::int64_t heads = !d.present() ? 0 : per_head ? d.extent[0] : 1;
     context_.impl().run(heads * p.rows, [&](std::int64_t task, Scratch&) {
       const std::int64_t head = task / p.rows, r = task % p.rows;
+      std::vector<double> sum(static_cast<std::size_t>(columns));
+      for (std::int64_t g = 0; g < sequence_groups_; ++g) {
+        const auto side = [&](bool key, std::int64_t count) {
+          for (std::int64_t h = per_head ? head : 0; h < (per_head ? head + 1 : count); ++h) {
+            const double* from = weight_sums(g, h, key) + begin + r * columns;
+            for (double& x : sum) x += *from++;
+          }
+        };
+        if (from_q) side(false, shape_.query_heads);
+        if (from_k) side(true, shape_.key_heads);
+      }
       const auto last = static_cast<std::size_t>(d.rank - 1);
       float* row = static_cast<float*>(d.data) + (per_head ? head * d.stride[0] : 0) +
                    r * d.stride[p.columns != 0 ? last - 1 : last];
-      for (std::int64_t i = 0; i < columns; ++i) {
-        double sum = 0;
-        for (std::int64_t g = 0; g < sequence_groups_; ++g) {
-          const auto side = [&](bool key, std::int64_t count) {
-            for (std::int64_t h = per_head ? head : 0; h < (per_head ? head + 1 : count); ++h) {
-              sum += weight_sums(g, h, key)[begin + r * columns + i];
-            }
-          };
-          if (from_q) side(false, shape_.query_heads);
-          if (from_k) side(true, shape_.key_heads);
-        }
-        row[i] = static_cast<float>(static_cast<double>(row[i]) + sum);
+      for (double x : sum) {
+        *row = static_cast<float>(static_cast<double>(*row) + x);
+        ++row;
       }
     });
     begin += p.size();
