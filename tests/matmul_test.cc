@@ -88,6 +88,7 @@ std::vector<Shape> shapes() {
     list.push_back({s, 37, 29});
     list.push_back({19, s, 29});
     list.push_back({19, 37, s});
+    list.push_back({131, 37, s});  // many rows
     list.push_back({1, s, 33});
     list.push_back({s, s, 7});
   }

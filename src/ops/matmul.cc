@@ -49,7 +49,8 @@ std::int64_t inner_block(std::int64_t inner, std::int64_t most) {
 // Lines to fetch at each of the steps of kFetchInner in `inner` x `columns` multiply-adds per row,
 // so that `floats` are there at the end; one line in four more, for rows that begin within a line.
 std::int64_t fetch_rate(std::int64_t floats, std::int64_t inner, std::int64_t columns) {
-  const std::int64_t steps = ceil_div(inner, kFetchInner) * ceil_div(columns, kPanelWidth);
+  const std::int64_t steps =
+      std::max<std::int64_t>(1, ceil_div(inner, kFetchInner) * ceil_div(columns, kPanelWidth));
   return ceil_div(floats * 5, steps * 16 * 4);
 }
 
