@@ -658,10 +658,11 @@ class Train(ModelTest):
                           "--overwrite")
         self.assertEqual((out / "config.json").read_text(), "of another program")
         (out / "config.json").unlink()
-        (out / "metrics.jsonl").write_text("of another program")
-        self.assert_fails(run(*self.train(out)), 1, "metrics.jsonl is there without a model",
-                          "--overwrite")
-        self.assertEqual((out / "metrics.jsonl").read_text(), "of another program")
+        for foreign in ("of another program", '{"iteration": 1, "loss": 5.5}\n'):
+            (out / "metrics.jsonl").write_text(foreign)
+            self.assert_fails(run(*self.train(out)), 1, "metrics.jsonl is there without a model",
+                              "--overwrite")
+            self.assertEqual((out / "metrics.jsonl").read_text(), foreign)
         # Of a run that was stopped before its first checkpoint.
         for begun in ("", '{"iter', '{"iteration":1,"loss":5.5}\n{"iter'):
             (out / "metrics.jsonl").write_text(begun)

@@ -57,10 +57,11 @@ typedef struct ouzel_context_options {
   size_t size;
   int32_t threads; /* 0: OUZEL_THREADS if set, else all that are free */
   const char* isa; /* "avx512", "avx2", "portable"; NULL: OUZEL_ISA if set, else the best */
-  /* Asked on the calling thread, at least once in a call and every few milliseconds; other than 0
-   * ends it with OUZEL_CANCELLED, on all threads. Results are then unspecified, and so are states
-   * that the call advances: models' states, and an initial state whose memory is the final state's.
-   * It may make calls with other contexts, not with this one. NULL: never. */
+  /* Asked on the calling thread, at least once in a call that computes anything and every few
+   * milliseconds; other than 0 ends it with OUZEL_CANCELLED, on all threads. Results are then
+   * unspecified, and so are states that the call advances: models' states, and an initial state
+   * whose memory is the final state's. It may make calls with other contexts, not with this one.
+   * NULL: never. */
   int32_t (*cancelled)(void* user);
   void* user;
 } ouzel_context_options;

@@ -29,8 +29,8 @@ OUZEL_EXPORT int default_threads();
 struct ContextOptions {
   int threads = 0;  // 0: default_threads()
   Isa isa = default_isa();
-  // Asked on the calling thread, at least once in a call and every few milliseconds; true ends the
-  // call with Error(kCancelled).
+  // Asked on the calling thread, at least once in a call that computes anything and every few
+  // milliseconds; true ends the call with Error(kCancelled).
   // Outputs are then unspecified; states that were passed in are untouched unless the output state
   // is the same memory.
   std::function<bool()> cancelled = {};

@@ -18,8 +18,8 @@
 namespace ouzel {
 namespace {
 
-// What every line that a run writes begins with.
-constexpr std::string_view kBegin = "{\"iteration\":";
+// What a run's file begins with.
+constexpr std::string_view kBegin = "{\"iteration\":1,\"loss\":";
 
 [[noreturn]] void fail(const std::string& path, const char* what) {
   throw Error(ErrorKind::kIo, fmt::format("{}: cannot {}: {}", path, what, std::strerror(errno)));
