@@ -3,7 +3,7 @@
 #include "src/ops/recurrence_backward.h"
 
 #include <algorithm>
-#include <vector>
+#include <span>
 
 namespace ouzel {
 
@@ -20,9 +20,11 @@ void Backward::add_weight_grads(const FeatureMapWeightGrads& grads, bool from_q,
     const Tensor& d = grads.*p.gradient;
     const bool per_head = p.per_head && d.rank == (p.columns != 0 ? 3 : 2);
     const std::int64_t heads = !d.present() ? 0 : per_head ? d.extent[0] : 1;
-    context_.impl().run(heads * p.rows, [&](std::int64_t task, Scratch&) {
+    context_.impl().reserve(Scratch::rounded(static_cast<std::size_t>(columns) * sizeof(double)));
+    context_.impl().run(heads * p.rows, [&](std::int64_t task, Scratch& scratch) {
       const std::int64_t head = task / p.rows, r = task % p.rows;
-      std::vector<double> sum(static_cast<std::size_t>(columns));
+      const std::span sum(scratch.take<double>(columns), static_cast<std::size_t>(columns));
+      std::ranges::fill(sum, 0.0);
       for (std::int64_t g = 0; g < sequence_groups_; ++g) {
         const auto side = [&](bool key, std::int64_t count) {
           for (std::int64_t h = per_head ? head : 0; h < (per_head ? head + 1 : count); ++h) {
