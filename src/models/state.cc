@@ -183,7 +183,7 @@ State load_state_file(const Network& network, const std::string& path, std::int6
   if (metadata("fingerprint") != layout.fingerprint) {
     refuse(path,
            fmt::format("this state is of another model: its fingerprint is {}, the model's {}; "
-                       "use the model that made it",
+                       "use the model that made it, which must not have been trained further",
                        metadata("fingerprint"), layout.fingerprint));
   }
   const std::int64_t position = position_in_file(path, metadata("position"));
